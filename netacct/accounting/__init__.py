@@ -1,0 +1,1 @@
+"""From counter readings to monotonic totals, and their store."""

@@ -1,0 +1,1 @@
+"""What leaves the agent: metrics and the HTTP server that serves them."""

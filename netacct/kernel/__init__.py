@@ -1,0 +1,1 @@
+"""The kernel side: plans, datapaths, and the raw readers under them."""
