@@ -141,6 +141,29 @@ class Lease:
     sources: frozenset[str] = field(default=frozenset())
 
 
+class Level(enum.StrEnum):
+    """What a total is summed over. Each is a metric of its own, so that no sum counts a byte twice."""
+
+    POD = "pod"
+    WORKLOAD = "workload"
+    NAMESPACE = "namespace"
+    HOST = "host"
+    UNATTRIBUTED = "unattributed"
+
+
+class SeriesKey(NamedTuple):
+    """Names one exported total (bytes and packets).
+
+    `labels` are the values of the level's own labels, in this order: POD (namespace, pod), WORKLOAD (namespace,
+    workload_kind, workload), NAMESPACE (namespace,), HOST and UNATTRIBUTED ().
+    """
+
+    level: Level
+    labels: tuple[str, ...]
+    direction: Direction
+    traffic: str
+
+
 def pack(text: str) -> Address:
     """The packed form of an address in text form. Raises ValueError for anything else."""
     return ipaddress.ip_address(text).packed

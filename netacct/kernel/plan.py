@@ -1,5 +1,4 @@
-"""What the kernel shall count, as values: the policy, the local ranges and the node's own addresses made into one plan.
-"""
+"""What the kernel shall count, as values: the policy, the local ranges and the node's own addresses made into one plan."""
 
 from __future__ import annotations
 
