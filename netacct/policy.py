@@ -17,7 +17,7 @@ MAY_BE_EMPTY = ("pod", "node", "service")
 
 
 class Prefix(NamedTuple):
-    """One CIDR of one class. `origin` says where it comes from, for people: `default.yaml:7`, `built-in list private`."""
+    """One CIDR of one class. `origin` says where it comes from, for people: `default.yaml:7`, `built-in private`."""
 
     network: Network
     traffic: str

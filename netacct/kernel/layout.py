@@ -1,4 +1,4 @@
-"""A plan laid out for xtables and ipset: which sets, chains and rules, as values. Pure; `iptables.py` carries it out."""
+"""A plan laid out for xtables and ipset: which sets, chains and rules, as values. Pure."""
 
 from __future__ import annotations
 

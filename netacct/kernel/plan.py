@@ -1,4 +1,4 @@
-"""What the kernel shall count, as values: the policy, the local ranges and the node's own addresses made into one plan."""
+"""What the kernel shall count: policy, local ranges and the node's own addresses, made into one value."""
 
 from __future__ import annotations
 
