@@ -1,0 +1,50 @@
+# Two commands matter: `make demo` and `make test`. Both do all of their own set-up; run them as root.
+SHELL := /bin/bash
+PYTEST := .venv/bin/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-quick test-kernel test-prometheus lint format bench golden wheel setup clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+setup: ## system packages, .venv, test tools
+	@tools/setup dev
+
+demo: ## a node, pods and peers in namespaces; real traffic; what was sent beside what was counted (ARGS="--keep")
+	@tools/setup run
+	@.venv/bin/netacct demo $(ARGS)
+
+test: setup ## everything: quick tests, tests on the real kernel, tests with a real Prometheus
+	$(PYTEST) -q $(ARGS)
+
+test-quick: setup ## without kernel and Prometheus
+	$(PYTEST) -q -m "not kernel and not prometheus" $(ARGS)
+
+test-kernel: setup ## only what runs on the real kernel, in namespaces of its own
+	$(PYTEST) -q -m kernel $(ARGS)
+
+test-prometheus: setup ## only what runs a real Prometheus or promtool
+	$(PYTEST) -q -m prometheus $(ARGS)
+
+lint: setup ## ruff, mypy strict, import contracts
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+
+format: setup ## let ruff put things in order
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+golden: setup ## write the golden files anew; read the diff before you commit it
+	$(PYTEST) -q tests/golden --update-golden
+
+bench: setup ## measure; CHECK=1 fails where a threshold is missed (ARGS="--only read")
+	.venv/bin/python tests/bench/run.py $(if $(CHECK),--check) $(ARGS)
+
+wheel: setup ## build the wheel into dist/
+	.venv/bin/python -m build --wheel
+
+clean: ## remove everything that make made
+	rm -rf .venv .tools build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
