@@ -1,0 +1,100 @@
+"""The control socket and the writer's lock, with real sockets and files."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from netacct.control import SOCKET, Command, ControlServer, NoAgentError, ask, sole_writer
+from netacct.errors import ConfigError, NetacctError
+
+
+@contextmanager
+def serving(state_dir: Path, answer: Callable[[Command], object]) -> Iterator[None]:
+    """A control server whose worker answers at once."""
+    server = ControlServer(state_dir, lambda command: command.reply.put(answer(command)))
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+def test_a_command_and_its_arguments_reach_the_worker(tmp_path: Path) -> None:
+    """The worker gets name and arguments, and the caller gets the worker's value."""
+    with serving(tmp_path, lambda command: [command.name, dict(command.arguments)]):
+        result = ask(tmp_path, "pods", namespace="team-a")
+
+    assert result == ["pods", {"namespace": "team-a"}]
+
+
+def test_an_error_of_the_agent_keeps_message_and_exit_code(tmp_path: Path) -> None:
+    """What the agent raises comes out of `ask` with the same message and exit code."""
+    with (
+        serving(tmp_path, lambda _: ConfigError("netacct.yaml", "policy", "no such file")),
+        pytest.raises(NetacctError, match=r"netacct\.yaml: policy: no such file") as caught,
+    ):
+        ask(tmp_path, "reload")
+
+    assert caught.value.exit_code == 78
+
+
+def test_an_unforeseen_exception_leaks_no_details(tmp_path: Path) -> None:
+    """An exception that is not ours is named by its type only."""
+    with (
+        serving(tmp_path, lambda _: ValueError("secret")),
+        pytest.raises(NetacctError, match="ValueError in the agent"),
+    ):
+        ask(tmp_path, "pods")
+
+
+def test_without_an_agent_the_caller_is_told(tmp_path: Path) -> None:
+    """A missing socket and one that nobody listens on both mean that no agent is running."""
+    with pytest.raises(NoAgentError):
+        ask(tmp_path, "pods")
+    orphan = socket.socket(socket.AF_UNIX)
+    orphan.bind(str(tmp_path / SOCKET))
+    orphan.close()
+    with pytest.raises(NoAgentError):
+        ask(tmp_path, "pods")
+
+
+@pytest.mark.parametrize("line", [b"\n", b"garbage\n", b"[]\n", b'{"command": "x", "arguments": 3}\n', b"\xff\xfe\n"])
+def test_garbage_is_answered_and_the_next_request_works(tmp_path: Path, line: bytes) -> None:
+    """A request that is none gets an error, and the server goes on."""
+    with serving(tmp_path, lambda command: command.name):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / SOCKET))
+            client.sendall(line)
+            answer = json.loads(client.recv(4096))
+
+        assert answer == {"error": "not a request", "exit_code": 2}
+        assert ask(tmp_path, "ping") == "ping"
+
+
+def test_a_large_answer_arrives_whole(tmp_path: Path) -> None:
+    """Answers are not bound by the size of one read."""
+    with serving(tmp_path, lambda _: "x" * 1_000_000):
+        assert len(ask(tmp_path, "pods")) == 1_000_000
+
+
+def test_the_socket_is_for_its_owner_only_and_goes_with_the_server(tmp_path: Path) -> None:
+    """The socket has mode 0600 while the server lives and is gone afterwards."""
+    with serving(tmp_path, lambda _: None):
+        assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
+
+    assert not (tmp_path / SOCKET).exists()
+
+
+def test_only_one_writer_at_a_time(tmp_path: Path) -> None:
+    """The second holder of the writer's lock is refused, and the lock is free after the first."""
+    state_dir = tmp_path / "new"
+    with sole_writer(state_dir), pytest.raises(NetacctError, match="is running"), sole_writer(state_dir):
+        pass
+    with sole_writer(state_dir):
+        assert state_dir.stat().st_mode & 0o777 == 0o700
