@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias
 
 from netacct.kernel.plan import Plan
 from netacct.model import Address, Snapshot
+
+Keep: TypeAlias = Callable[[Snapshot], None]
+"""Called with the last values of counters that count no more, before they are destroyed: settle and store them."""
+
+
+def keep_nothing(snapshot: Snapshot) -> None:
+    """The `Keep` of a caller who has no books."""
 
 
 class Datapath(Protocol):
     """Installs, verifies, reads and removes the counters of one network namespace.
 
     All methods are idempotent. One writer at a time: the agent's worker thread is the only caller. Whatever drops a
-    counter returns its last value in a Snapshot, which the caller settles before it forgets anything. Errors are
+    counter first makes sure that it counts no more, then reads it, hands the Snapshot to `keep`, and only when that has
+    returned destroys it (docs/adr/0005); the same Snapshot is returned, empty where nothing was dropped. Errors are
     `DatapathError`s; after one, the kernel holds the old state or the new one and calling again is safe.
     """
 
     name: str
 
-    def install(self, plan: Plan) -> Snapshot:
+    def install(self, plan: Plan, keep: Keep = keep_nothing) -> Snapshot:
         """Bring the kernel to `plan`, over nothing or over any older plan, keeping every counter that both have.
 
-        A retired class is unhooked, then read, then its sets destroyed; the Snapshot holds those last values (and is
-        empty where nothing was dropped). Sets that an earlier agent left are adopted with their epochs.
+        Sets that an earlier agent left are adopted with their epochs, and leftovers that nothing refers to are dropped
+        like a retired class: unhooked, read, kept, destroyed.
         """
         ...
 
@@ -39,10 +47,10 @@ class Datapath(Protocol):
         """Make sure that these local addresses have counters; existing ones keep their values."""
         ...
 
-    def discard(self, ips: Iterable[Address]) -> Snapshot:
-        """Drop the counters of these addresses and return their last values. Prefilled addresses are left alone."""
+    def discard(self, ips: Iterable[Address], keep: Keep = keep_nothing) -> Snapshot:
+        """Drop the counters of these addresses. Prefilled addresses are left alone."""
         ...
 
-    def remove(self) -> Snapshot:
-        """Unhook, read, and destroy everything of ours in this namespace; the Snapshot has the last values."""
+    def remove(self, keep: Keep = keep_nothing) -> Snapshot:
+        """Unhook, read, keep and destroy everything of ours in this namespace, whoever installed it."""
         ...
