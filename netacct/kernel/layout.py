@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from netacct.model import CounterKey, Family, Network
+from netacct.model import Address, CounterKey, Family, Network
+
+CHAIN_PREFIX = "NETACCT-"
+"""Every chain of ours starts with this, and no chain of anybody else."""
+
+SET_PREFIX = "nacc"
+"""Every ipset of ours starts with this; the family (4 or 6) follows."""
+
+SENTINEL: dict[Family, Address] = {4: b"\xff" * 4, 6: b"\xff" * 16}
+"""The element of a pod counter set that carries its epoch: packets 1, bytes the number. No pod can have it."""
 
 Side: TypeAlias = Literal["src", "dst"]
 
