@@ -57,12 +57,17 @@ class Node:
             return {}
         if not isinstance(self.value, Mapping):
             raise self.error(f"{self.kind} where a mapping is expected")
-        for name, member in self.value.items():
+        for name in self.value:
             if known is not None and name not in known:
-                near = difflib.get_close_matches(name, list(known), 1, 0.5)
-                hint = f", did you mean {near[0]!r}?" if near else ""
-                raise member.error(f"unknown key{hint}", ", ".join(sorted(known)))
+                raise self.unknown(name, known)
         return self.value
+
+    def unknown(self, name: str, known: Collection[str]) -> ConfigError:
+        """The error for a member of this mapping that is not among the `known` ones; names the nearest."""
+        member = self.mapping()[name]
+        near = difflib.get_close_matches(name, list(known), 1, 0.5)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        return member.error(f"unknown key{hint}", ", ".join(sorted(known)))
 
     def sequence(self) -> tuple[Node, ...]:
         """The items; a missing value is an empty sequence."""

@@ -1,0 +1,7 @@
+"""`python -m netacct`."""
+
+import sys
+
+from netacct.cli import main
+
+sys.exit(main())

@@ -1,0 +1,236 @@
+"""The configuration: /etc/netacct/netacct.yaml, flags over it, defaults under it.
+
+`config_keys.KEYS` is the one table of what a user may write; this module turns it into values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from netacct import yamlfile
+from netacct.config_keys import KEYS, Listen
+from netacct.errors import ConfigError
+from netacct.model import Network
+from netacct.yamlfile import Node
+
+DEFAULT_PATH = "/etc/netacct/netacct.yaml"
+
+FLAGS = {
+    "web.listen_address": "--web.listen-address",
+    "web.telemetry_path": "--web.telemetry-path",
+    "log.level": "--log.level",
+    "log.format": "--log.format",
+}
+"""Keys that a flag can set, over the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What finds local ranges, besides `local_ranges`; `auto` stands for all that this version has."""
+
+    providers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """`mode`: auto, on or off."""
+
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """Where the `file` source reads pods."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`sources`: the names of the sources to run, `auto` resolved. `late_binding`: seconds."""
+
+    sources: tuple[str, ...]
+    file: FileIdentity
+    late_binding: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Which series are exported. `retention` and `zero_first` are seconds; `labels` are pod labels for pod_info."""
+
+    pods: bool
+    workloads: bool
+    packets: bool
+    retention: float
+    zero_first: float
+    max_pod_series: int
+    max_workload_series: int
+    max_namespace_series: int
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """The HTTP server."""
+
+    listen_address: tuple[Listen, ...]
+    telemetry_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The log's level and format."""
+
+    level: str
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that can be configured. `origins` says where each key's value comes from."""
+
+    enabled: bool
+    policy: str
+    datapath: str
+    local_ranges: tuple[Network, ...]
+    ranges: Ranges
+    marks: Marks
+    identity: Identity
+    metrics: Metrics
+    state_dir: str
+    accounts_dir: str
+    web: Web
+    log: Log
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+class Setting(NamedTuple):
+    """One line of the effective configuration: `origin` is `default`, `FILE:LINE` or the flag."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def load(path: str | None = None, flags: Mapping[str, str | list[str]] | None = None) -> Config:
+    """The configuration from a file and flags.
+
+    Args:
+        path: the file; None for DEFAULT_PATH, which may be missing.
+        flags: values from the command line by key (of FLAGS), as text.
+
+    Raises:
+        ConfigError: the first thing that is wrong.
+    """
+    config, errors = examine(path, flags)
+    if errors:
+        raise errors[0]
+    return config
+
+
+def examine(
+    path: str | None = None, flags: Mapping[str, str | list[str]] | None = None
+) -> tuple[Config, list[ConfigError]]:
+    """As `load`, but with every error; where there are some, the Config has defaults in their place."""
+    errors: list[ConfigError] = []
+    nodes: dict[str, Node] = {}
+    try:
+        nodes = _flatten(_document(path), errors)
+    except ConfigError as error:
+        errors.append(error)
+    for key, text in (flags or {}).items():
+        nodes[key] = _from_flag(key, text)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, (default, read) in KEYS.items():
+        values[key], origins[key] = default, "default"
+        node = nodes.get(key)
+        if node is not None:
+            try:
+                values[key] = read(node)
+                origins[key] = node.file if key in (flags or {}) else f"{node.file}:{node.line}"
+            except ConfigError as error:
+                errors.append(error)
+    return _build(values, origins), errors
+
+
+def effective(config: Config) -> tuple[Setting, ...]:
+    """Each key with its value as a person would write it (strings, numbers, booleans, lists) and its origin."""
+    return tuple(Setting(key, _plain(_get(config, key)), config.origins.get(key, "default")) for key in KEYS)
+
+
+def keys() -> tuple[str, ...]:
+    """The dotted path of every key."""
+    return tuple(KEYS)
+
+
+def _document(path: str | None) -> Node:
+    try:
+        return yamlfile.load(DEFAULT_PATH if path is None else path)
+    except ConfigError as error:
+        if path is None and isinstance(error.__cause__, FileNotFoundError):
+            return Node(DEFAULT_PATH, "", 1, None)
+        raise
+
+
+def _flatten(root: Node, errors: list[ConfigError]) -> dict[str, Node]:
+    """The nodes of all known keys; unknown ones become errors."""
+    nodes: dict[str, Node] = {}
+    pending = [root]
+    while pending:
+        section = pending.pop()
+        prefix = f"{section.key}." if section.key else ""
+        known = {key[len(prefix) :].partition(".")[0] for key in KEYS if key.startswith(prefix)}
+        try:
+            members = section.mapping()
+        except ConfigError as error:
+            errors.append(error)
+            continue
+        for name, node in members.items():
+            if name not in known:
+                errors.append(section.unknown(name, known))
+            elif node.key in KEYS:
+                nodes[node.key] = node
+            else:
+                pending.append(node)
+    return nodes
+
+
+def _from_flag(key: str, text: str | list[str]) -> Node:
+    flag = FLAGS[key]
+    value = text if isinstance(text, str) else tuple(Node(flag, key, 1, item) for item in text)
+    return Node(flag, key, 1, value)
+
+
+def _get(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and not isinstance(value, Listen):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return f"{value:g}s"
+    return value if isinstance(value, bool | int) else str(value)
+
+
+def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+    def part(section: str) -> dict[str, Any]:
+        prefix = section + "."
+        return {k[len(prefix) :]: v for k, v in values.items() if k.startswith(prefix) and "." not in k[len(prefix) :]}
+
+    return Config(
+        **{key: value for key, value in values.items() if "." not in key},
+        ranges=Ranges(**part("ranges")),
+        marks=Marks(**part("marks")),
+        identity=Identity(**part("identity"), file=FileIdentity(**part("identity.file"))),
+        metrics=Metrics(**part("metrics")),
+        web=Web(**part("web")),
+        log=Log(**part("log")),
+        origins=origins,
+    )

@@ -1,0 +1,192 @@
+"""The table of what a user may write into netacct.yaml: each key, its default, and the function that reads it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from netacct.model import Network
+from netacct.yamlfile import Node
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "logfmt", "json", "console")
+
+_PROVIDERS = ("cni", "gce", "azure", "aws", "kubernetes", "rtnetlink")
+_YEAR = 365 * 86400.0
+
+T = TypeVar("T")
+
+
+class Listen(NamedTuple):
+    """Where HTTP is served. `host` is an address or a name, "" for every address of both families."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """As it is written in the file."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def listen_address(text: str) -> Listen:
+    """`:19112`, `127.0.0.1:19112`, `[::1]:19112`, `localhost:19112`. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]*)):(\d{1,5})", text)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(text)
+    if match[1]:
+        return Listen(str(ipaddress.IPv6Address(match[1])), int(match[3]))
+    if re.fullmatch(r"[0-9.]+", match[2]):
+        ipaddress.IPv4Address(match[2])
+    return Listen(match[2], int(match[3]))
+
+
+def telemetry_path(text: str) -> str:
+    """The path of the metrics, such as `/metrics`. Raises ValueError for what cannot be one or is taken."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", text) or text in ("/livez", "/readyz"):
+        raise ValueError(text)
+    return text
+
+
+def _one_of(*allowed: str, later: tuple[str, ...] = ()) -> Callable[[Node], str]:
+    """Reads one word; `later` are words that the documentation knows and this version does not serve."""
+
+    def read(node: Node) -> str:
+        if node.value in later:
+            raise node.error(f"{node.value!r} is not available in this version", ", ".join(allowed))
+        return node.choice(allowed)
+
+    return read
+
+
+def _auto_or_list(auto: tuple[str, ...], *allowed: str, later: tuple[str, ...] = ()) -> Callable[[Node], Any]:
+    """Reads `auto`, which stands for the names in `auto`, or a list of names."""
+    hint = "auto, or a list of: " + ", ".join(allowed) if allowed else "auto"
+
+    def item(node: Node) -> str:
+        if node.value not in allowed:
+            known = "is not available in this version" if node.value in later else "is not a valid value"
+            raise node.error(f"{node.kind} {known}", hint)
+        return node.string()
+
+    def read(node: Node) -> tuple[str, ...]:
+        if node.value == "auto":
+            return auto
+        if not isinstance(node.value, tuple):
+            raise node.error(f"{node.kind} is not a valid value", hint)
+        return _distinct(item)(node)
+
+    return read
+
+
+def _distinct(read: Callable[[Node], T]) -> Callable[[Node], tuple[T, ...]]:
+    """Reads a list without duplicates."""
+
+    def read_all(node: Node) -> tuple[T, ...]:
+        values: dict[T, Node] = {}
+        for item in node.sequence():
+            value = read(item)
+            if value in values:
+                raise item.error(f"{item.value!r} is listed twice")
+            values[value] = item
+        return tuple(values)
+
+    return read_all
+
+
+def _some(read: Callable[[Node], T]) -> Callable[[Node], tuple[T, ...]]:
+    """Reads a list of at least one."""
+
+    def read_all(node: Node) -> tuple[T, ...]:
+        values = _distinct(read)(node)
+        if not values:
+            raise node.error("is empty", "a list of one or more")
+        return values
+
+    return read_all
+
+
+def _text(convert: Callable[[str], T], allowed: str) -> Callable[[Node], T]:
+    def read(node: Node) -> T:
+        try:
+            return convert(node.string())
+        except ValueError:
+            raise node.error(f"{node.value!r} is not a valid value", allowed) from None
+
+    return read
+
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError(text)
+    return os.path.normpath(text)
+
+
+def _policy(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError(text)
+    return text
+
+
+def _local_range(node: Node) -> Network:
+    network = node.network()
+    if network.prefixlen == 0 or network.is_multicast or network.is_loopback:
+        raise node.error(f"{network} cannot be the pods of one node", "unicast ranges of this node's pods")
+    return network
+
+
+def _label(text: str) -> str:
+    """A label key of Kubernetes: an optional DNS prefix and a slash, then a name of up to 63 characters."""
+    name = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+    if not re.fullmatch(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{name}", text):
+        raise ValueError(text)
+    return text
+
+
+def _seconds(minimum: float, maximum: float) -> Callable[[Node], float]:
+    return lambda node: node.seconds(minimum, maximum)
+
+
+def _series(node: Node) -> int:
+    return node.integer(1, 100_000)
+
+
+class Key(NamedTuple):
+    """What a user may write at one key: the value without it, and the reader of what is written."""
+
+    default: Any
+    read: Callable[[Node], Any]
+
+
+_PATH = _text(_absolute, "an absolute path")
+
+KEYS: dict[str, Key] = {
+    "enabled": Key(True, Node.boolean),
+    "policy": Key("default", _text(_policy, "the name of a shipped policy, or a path")),
+    "datapath": Key("auto", _one_of("auto", "iptables", later=("nftables",))),
+    "local_ranges": Key((), _distinct(_local_range)),
+    "ranges.providers": Key((), _auto_or_list((), later=_PROVIDERS)),
+    "marks.mode": Key("auto", _one_of("auto", "on", "off")),
+    "identity.sources": Key(("file",), _auto_or_list(("file",), "file")),
+    "identity.file.path": Key("/etc/netacct/pods.yaml", _PATH),
+    "identity.late_binding": Key(120.0, _seconds(0, 3600)),
+    "metrics.pods": Key(True, Node.boolean),
+    "metrics.workloads": Key(True, Node.boolean),
+    "metrics.packets": Key(True, Node.boolean),
+    "metrics.retention": Key(300.0, _seconds(0, _YEAR)),
+    "metrics.zero_first": Key(60.0, _seconds(0, 3600)),
+    "metrics.max_pod_series": Key(500, _series),
+    "metrics.max_workload_series": Key(500, _series),
+    "metrics.max_namespace_series": Key(500, _series),
+    "metrics.labels": Key((), _distinct(_text(_label, "a label key of Kubernetes"))),
+    "state_dir": Key("/run/netacct", _PATH),
+    "accounts_dir": Key("/var/lib/netacct", _PATH),
+    "web.listen_address": Key(
+        (Listen("", 19112),), _some(_text(listen_address, ":PORT, ADDRESS:PORT, [IPV6]:PORT, NAME:PORT"))
+    ),
+    "web.telemetry_path": Key("/metrics", _text(telemetry_path, "a path like /metrics, not /livez, not /readyz")),
+    "log.level": Key("info", _one_of(*LOG_LEVELS)),
+    "log.format": Key("auto", _one_of(*LOG_FORMATS)),
+}
