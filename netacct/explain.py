@@ -1,0 +1,60 @@
+"""Why an address has its class, as facts for people: what `netacct rules explain ADDRESS` prints."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable
+
+from netacct.errors import UsageError
+from netacct.model import Address, Network
+from netacct.policy import MarkTable, Policy, Prefix, Verdict, classify
+
+
+def explain(
+    policy: Policy, text: str, own: Collection[Address] = frozenset(), local: Iterable[Network] = ()
+) -> dict[str, str]:
+    """Facts about one address, in the order in which to print them. Raises UsageError where `text` is no address.
+
+    Keys: `address`, `traffic`, `because`, `prefix`, `line` (the line of the policy that decided), `beaten` (the
+    prefixes that cover the address too and lost), `zone`, `region`, `mark`, `policy`, `note`. A fact that is not there
+    is left out.
+
+    An IPv4-mapped IPv6 address (RFC 4291 2.5.5.2) is how a dual-stack socket shows an IPv4 peer. On the wire there is
+    only the IPv4 packet (and Linux drops IPv6 packets from such a source), so the answer is the IPv4 address's.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not an IPv4 or IPv6 address") from None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    if mapped is not None:
+        note = f"{address} is how a dual-stack socket shows an IPv4 peer; its packets are from {mapped}"
+        return _facts(policy, mapped.packed, classify(policy, mapped.packed, own, local)) | {"note": note}
+    return _facts(policy, address.packed, classify(policy, address.packed, own, local))
+
+
+def _facts(policy: Policy, address: Address, verdict: Verdict) -> dict[str, str]:
+    kind = next((item for item in policy.classes if item.name == verdict.traffic), None)
+    facts = {
+        "address": str(ipaddress.ip_address(address)),
+        "traffic": verdict.traffic,
+        "because": str(verdict.reason),
+        "prefix": "" if verdict.prefix is None else str(verdict.prefix),
+        "line": verdict.origin,
+        "beaten": ", ".join(_lost(prefix) for prefix in verdict.beaten),
+        "zone": kind.zone if kind else "",
+        "region": kind.region if kind else "",
+        "mark": _mark(policy.marks, verdict.traffic),
+        "policy": f"{policy.name} ({policy.path}, {policy.hash})",
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _lost(prefix: Prefix) -> str:
+    return f"{prefix.network} {prefix.traffic} ({prefix.origin or 'local range'})"
+
+
+def _mark(marks: MarkTable | None, traffic: str) -> str:
+    if marks is None or traffic not in marks.values:
+        return ""
+    return f"{marks.values[traffic]:#x}/{marks.mask:#x}"
