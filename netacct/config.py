@@ -122,7 +122,7 @@ def load(path: str | None = None, flags: Mapping[str, str | list[str]] | None = 
         flags: values from the command line by key (of FLAGS), as text.
 
     Raises:
-        ConfigError: the first thing that is wrong.
+        ConfigError: the first thing that is wrong; `examine` has them all.
     """
     config, errors = examine(path, flags)
     if errors:
@@ -153,6 +153,7 @@ def examine(
                 origins[key] = node.file if key in (flags or {}) else f"{node.file}:{node.line}"
             except ConfigError as error:
                 errors.append(error)
+    errors.sort(key=lambda error: (error.line or 0, error.key))
     return _build(values, origins), errors
 
 
@@ -215,7 +216,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and not isinstance(value, Listen):
         return [_plain(item) for item in value]
     if isinstance(value, float):
-        return f"{value:g}s"
+        return yamlfile.duration(value)
     return value if isinstance(value, bool | int) else str(value)
 
 

@@ -114,7 +114,7 @@ class Node:
         """A duration such as `500ms`, `120s`, `5m`, `1h`, `2d`; a bare number is seconds."""
         text = self.value if isinstance(self.value, str) else ""
         match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s|m|h|d|)", text)
-        allowed = f"{minimum:g}s to {maximum:g}s, written as 500ms, 120s, 5m, 1h or a number of seconds"
+        allowed = f"{duration(minimum)} to {duration(maximum)}, written as 500ms, 120s, 5m, 1h or a number of seconds"
         if match is None:
             raise self.error(f"{self.shown} is not a duration", allowed)
         value = float(match[1]) * _SECONDS[match[2]]
@@ -149,6 +149,14 @@ class Node:
     def shown(self) -> str:
         """The value as it may be shown in a message about its type."""
         return f"the string {self.value!r}" if self.quoted else self.kind
+
+
+def duration(seconds: float) -> str:
+    """The shortest way to write so many seconds that `Node.seconds` reads back: `90s`, `5m`, `1h`."""
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{seconds / _SECONDS[unit]:g}{unit}"
+    return f"{seconds:g}s"
 
 
 def load(path: str) -> Node:

@@ -10,9 +10,12 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import netacct
+from netacct.config import DEFAULT_PATH, FLAGS, Config, load
+from netacct.config_keys import LOG_FORMATS, LOG_LEVELS, listen_address, telemetry_path
 from netacct.errors import EX_FAILURE, NetacctError
 
 COMMANDS = ("run", "check", "rules", "pods", "demo", "version")
@@ -55,7 +58,71 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"netacct {netacct.__version__}")
-    subparsers = top.add_subparsers(metavar="COMMAND", required=True)
+    kind: type[argparse.ArgumentParser] = _CommandParser
+    subparsers = top.add_subparsers(metavar="COMMAND", required=True, parser_class=kind)
     for name in COMMANDS:
         importlib.import_module(f"netacct.cli.{name}").add(subparsers)
     return top
+
+
+def common(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that every command which reads the configuration accepts; `configuration` reads them."""
+    group = parser.add_argument_group("configuration", "These win over the file.")
+    group.add_argument(
+        "--config.file", dest="config_file", metavar="PATH", help=f"instead of {DEFAULT_PATH}, which may be missing"
+    )
+    group.add_argument(
+        FLAGS["web.listen_address"],
+        dest="web.listen_address",
+        metavar="ADDRESS",
+        action="append",
+        type=_checked(listen_address, "address, as in :19112, 127.0.0.1:19112 or [::1]:19112"),
+        help="where to serve HTTP; may be given several times (default :19112)",
+    )
+    group.add_argument(
+        FLAGS["web.telemetry_path"],
+        dest="web.telemetry_path",
+        metavar="PATH",
+        type=_checked(telemetry_path, "path, as in /metrics"),
+        help="the path of the metrics (default /metrics)",
+    )
+    group.add_argument(
+        FLAGS["log.level"], dest="log.level", choices=LOG_LEVELS, help="the least that is logged (default info)"
+    )
+    group.add_argument(
+        FLAGS["log.format"],
+        dest="log.format",
+        choices=LOG_FORMATS,
+        help="auto is console on a terminal and logfmt elsewhere (default auto)",
+    )
+
+
+def flags(args: argparse.Namespace) -> dict[str, str | list[str]]:
+    """What the flags of `common` set, by configuration key."""
+    given = vars(args)
+    return {key: given[key] for key in FLAGS if given.get(key) is not None}
+
+
+def configuration(args: argparse.Namespace) -> Config:
+    """The configuration that `args` of a command with the flags of `common` asks for. Raises ConfigError."""
+    return load(args.config_file, flags(args))
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """Takes flags in full only: an abbreviation in somebody's unit file would change its meaning with a new flag."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+
+def _checked(read: Callable[[str], object], what: str) -> Callable[[str], str]:
+    """An argparse type that keeps the text when `read` accepts it."""
+
+    def check(text: str) -> str:
+        try:
+            read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
+        return text
+
+    return check

@@ -1,0 +1,76 @@
+"""inotify(7) by ctypes, which the standard library lacks: tells when something in a directory changes.
+
+Only what a follower of one file needs: directories are watched, not the file, because editors, `mv`, and Kubernetes'
+ConfigMaps (a symlink `..data` that is swapped) replace a file without ever writing to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+# linux/inotify.h
+_IN_ATTRIB = 0x00000004
+_IN_CLOSE_WRITE = 0x00000008
+_IN_MOVED_FROM = 0x00000040
+_IN_MOVED_TO = 0x00000080
+_IN_CREATE = 0x00000100
+_IN_DELETE = 0x00000200
+_IN_DELETE_SELF = 0x00000400
+_IN_MOVE_SELF = 0x00000800
+_IN_ONLYDIR = 0x01000000
+_CHANGES = (
+    _IN_ATTRIB
+    | _IN_CLOSE_WRITE
+    | _IN_MOVED_FROM
+    | _IN_MOVED_TO
+    | _IN_CREATE
+    | _IN_DELETE
+    | _IN_DELETE_SELF
+    | _IN_MOVE_SELF
+    | _IN_ONLYDIR
+)
+
+
+class Inotify:
+    """One inotify instance. Not for several threads at once. Raises OSError where the kernel has none left to give."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.fd = self._call(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1")
+
+    def watch(self, directory: str) -> int:
+        """Watch a directory for entries that come, go, or are written or renamed; returns the watch's number.
+
+        Watching it again gives the same number, as long as it is the same inode. FileNotFoundError or
+        NotADirectoryError where there is none.
+        """
+        path = os.fsencode(directory)
+        return self._call(self._libc.inotify_add_watch(self.fd, path, ctypes.c_uint32(_CHANGES)), directory)
+
+    def unwatch(self, number: int) -> None:
+        """Forget a watch; one that the kernel already dropped (its directory was deleted) is no error."""
+        self._libc.inotify_rm_watch(self.fd, ctypes.c_int(number))
+
+    def drain(self) -> bool:
+        """Read whatever is queued; whether there was something. Lost events (IN_Q_OVERFLOW) count as something."""
+        seen = False
+        while True:
+            try:
+                os.read(self.fd, 65536)
+            except BlockingIOError:
+                return seen
+            seen = True
+
+    def close(self) -> None:
+        """Free the instance and its watches."""
+        os.close(self.fd)
+
+    @staticmethod
+    def _call(result: int, what: str) -> int:
+        if result < 0:
+            code = ctypes.get_errno()
+            hint = " (fs.inotify limits)" if code in (errno.ENOSPC, errno.EMFILE) else ""
+            raise OSError(code, os.strerror(code) + hint, what)
+        return result
