@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from netacct.model import Address, CounterKey, Family, Network
+from netacct.kernel import classify
+from netacct.kernel.plan import FamilyPlan, Plan
+from netacct.model import TUNNEL, Address, CounterKey, Direction, Family, Network, Scope
 
 CHAIN_PREFIX = "NETACCT-"
 """Every chain of ours starts with this, and no chain of anybody else."""
@@ -15,6 +19,14 @@ SET_PREFIX = "nacc"
 
 SENTINEL: dict[Family, Address] = {4: b"\xff" * 4, 6: b"\xff" * 16}
 """The element of a pod counter set that carries its epoch: packets 1, bytes the number. No pod can have it."""
+
+HALVES: dict[Family, tuple[str, str]] = {4: ("0.0.0.0/1", "128.0.0.0/1"), 6: ("::/1", "8000::/1")}
+"""The elements of a catch-all set: no type that counts has a /0, so each half has a counter."""
+
+MULTIPORT_LIMIT = 15
+"""So many ports fit into one multiport match (XT_MULTI_PORTS in linux/netfilter/xt_multiport.h)."""
+
+_LEAST_HASHSIZE = 64
 
 Side: TypeAlias = Literal["src", "dst"]
 
@@ -116,3 +128,181 @@ class Layout:
     sets: tuple[SetSpec, ...]
     chains: tuple[Chain, ...]
     hooks: tuple[Chain, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """One way that a packet can be counted: what is looked at, and how its chains and sets are named.
+
+    chain:    where the class is chosen.
+    peer:     the end of the packet that has the class.
+    owner:    the end of the packet that is counted, for pods.
+    counters, catch_all: the infixes of the set names.
+    """
+
+    scope: Scope
+    direction: Direction
+    chain: str
+    peer: Side
+    owner: Side
+    counters: str
+    catch_all: str
+
+    def class_chain(self, traffic: str) -> str:
+        return f"{CHAIN_PREFIX}{self.counters.upper()}-{traffic}"
+
+
+_TX = _Leg(Scope.POD, Direction.TRANSMIT, CHAIN_PREFIX + "TX", "dst", "src", "tx", "to")
+_RX = _Leg(Scope.POD, Direction.RECEIVE, CHAIN_PREFIX + "RX", "src", "dst", "rx", "ro")
+_HI = _Leg(Scope.HOST, Direction.RECEIVE, CHAIN_PREFIX + "HI", "src", "dst", "hi", "hi")
+_HO = _Leg(Scope.HOST, Direction.TRANSMIT, CHAIN_PREFIX + "HOC", "dst", "src", "ho", "ho")
+
+_HO_GUARD = CHAIN_PREFIX + "HO"
+"""Where host transmit begins: packets that merely carry a pod's address leave here, uncounted."""
+
+
+def build(plan: Plan) -> tuple[Layout, ...]:
+    """The layout of each family of the plan, in the plan's order. Equal plans give equal layouts."""
+    return tuple(_Family(plan, family).layout() for family in plan.families)
+
+
+def hash_size(spec: SetSpec) -> int:
+    """The `hashsize` with which a hash set never grows: buckets for all elements, a power of two.
+
+    A set resizes when one bucket is full (12 elements, linux/net/netfilter/ipset/ip_set_hash_gen.h). With a bucket for
+    each element that happens once in 10^10 buckets.
+    """
+    return max(_LEAST_HASHSIZE, 1 << max(spec.size - 1, 0).bit_length())
+
+
+class _Family:
+    """Builds one family's layout; holds what all of its parts need."""
+
+    def __init__(self, plan: Plan, family: FamilyPlan) -> None:
+        self.plan, self.family = plan, family
+        self.legs = (_TX, _RX, _HI, _HO) if family.local else (_HI, _HO)
+        self.class_sets, self.steps = classify.class_steps(family)
+        self.local_sets, self.local = classify.local_probes(family)
+        inside = [ip for ip in family.own if any(ipaddress.ip_address(ip) in net for net in family.local)]
+        self.own_inside = classify.own_probes(inside)
+
+    def layout(self) -> Layout:
+        sets = [self._membership(members) for members in (*self.local_sets, *self.class_sets)]
+        chains: list[Chain] = []
+        for leg in self.legs:
+            for traffic in self._classes(leg):
+                sets += self._counter_sets(leg, traffic)
+                chains.append(self._class_chain(leg, traffic))
+            chains.append(Chain(leg.chain, (*self._tunnel_rules(leg), *self._class_rules(leg))))
+        chains.append(self._host_guard())
+        return Layout(self.family.family, tuple(sets), tuple(chains), self._hooks())
+
+    def _classes(self, leg: _Leg) -> tuple[str, ...]:
+        return (*self.plan.classes, TUNNEL) if leg.scope is Scope.HOST else self.plan.classes
+
+    def _name(self, suffix: str) -> str:
+        return f"{SET_PREFIX}{self.family.family}-{suffix}"
+
+    def _membership(self, members: classify.Members) -> SetSpec:
+        networks = members.networks
+        return SetSpec(self._name(members.name), "hash:net", self.family.family, networks=networks, size=len(networks))
+
+    def _counter_sets(self, leg: _Leg, traffic: str) -> list[SetSpec]:
+        version = self.family.family
+        scope = Scope.REST if leg.scope is Scope.POD else leg.scope
+        whole = SetSpec(
+            self._name(f"{leg.catch_all}-{traffic}"),
+            "bitmap:ip" if version == 4 else "hash:net",
+            version,
+            CounterKey(version, scope, leg.direction, traffic),
+            catch_all=True,
+            size=len(HALVES[version]),
+        )
+        if leg.scope is Scope.HOST:
+            return [whole]
+        room = self.plan.dynamic_capacity if self.family.dynamic else 0
+        key = CounterKey(version, Scope.POD, leg.direction, traffic)
+        size = len(self.family.prefilled) + 1 + room
+        return [SetSpec(self._name(f"{leg.counters}-{traffic}"), "hash:ip", version, key, size=size), whole]
+
+    def _class_chain(self, leg: _Leg, traffic: str) -> Chain:
+        rules = self._mark_rules(traffic)
+        if leg.scope is Scope.POD:
+            rules += self._pod_rules(leg, traffic)
+        whole = self._name(f"{leg.catch_all}-{traffic}")
+        rules.append(Rule(sets=(SetMatch(whole, leg.owner),)))
+        return Chain(leg.class_chain(traffic), tuple(rules))
+
+    def _mark_rules(self, traffic: str) -> list[Rule]:
+        marks = self.plan.marks
+        value = marks.values.get(traffic) if marks else None
+        if marks is None or not value:
+            return []
+        return [Rule(SetMark(value, marks.mask), unmarked=marks.mask)]
+
+    def _pod_rules(self, leg: _Leg, traffic: str) -> list[Rule]:
+        """Count at the pod's address; else let pass what is the node's own; else make room for a new address.
+
+        The packet for which SET makes an element is in that element's counters already, so the match after it must not
+        count; and SET must not have --exist, which would begin a counter anew at every packet.
+        """
+        name = self._name(f"{leg.counters}-{traffic}")
+        rules = [Rule(Return(), sets=(SetMatch(name, leg.owner),))]
+        rules += [_on(leg.owner, probe, self._name, Return()) for probe in self.own_inside]
+        if self.family.dynamic:
+            rules.append(Rule(AddToSet(name, leg.owner)))
+            rules.append(Rule(Return(), sets=(SetMatch(name, leg.owner, update_counters=False),)))
+        return rules
+
+    def _tunnel_rules(self, leg: _Leg) -> list[Rule]:
+        if leg.scope is not Scope.HOST:
+            return []
+        target, tunnel = Jump(leg.class_chain(TUNNEL), goto=True), self.plan.tunnel
+        chunks = [tunnel.udp[at : at + MULTIPORT_LIMIT] for at in range(0, len(tunnel.udp), MULTIPORT_LIMIT)]
+        return [Rule(target, udp_ports=ports) for ports in chunks] + [
+            Rule(target, protocol=number) for number in tunnel.protocols
+        ]
+
+    def _class_rules(self, leg: _Leg) -> list[Rule]:
+        rules = [
+            _on(leg.peer, step.probe, self._name, Jump(leg.class_chain(step.traffic), goto=True)) for step in self.steps
+        ]
+        return [*rules, Rule(Jump(leg.class_chain(self.plan.default), goto=True))]
+
+    def _host_guard(self) -> Chain:
+        classes = Jump(_HO.chain, goto=True)
+        rules = [_on("src", probe, self._name, classes) for probe in self.own_inside]
+        rules += [_on("src", probe, self._name, Return()) for probe in self.local]
+        return Chain(_HO_GUARD, (*rules, Rule(classes)))
+
+    def _hooks(self) -> tuple[Chain, ...]:
+        sent = [_on("src", probe, self._name, Jump(_TX.chain), not_in="lo") for probe in self.local]
+        hooks = [
+            Chain("INPUT", (*sent, Rule(Jump(_HI.chain), not_in="lo"))),
+            Chain("OUTPUT", (Rule(Jump(_HO_GUARD), not_out="lo"),)),
+        ]
+        if self.local:
+            forwarded = tuple(_on("src", probe, self._name, Jump(_TX.chain)) for probe in self.local)
+            received = tuple(_on("dst", probe, self._name, Jump(_RX.chain), not_out="lo") for probe in self.local)
+            hooks += [Chain("FORWARD", forwarded), Chain("POSTROUTING", received)]
+        return tuple(hooks)
+
+
+def _on(
+    side: Side,
+    probe: classify.Probe,
+    name: Callable[[str], str],
+    target: Target,
+    *,
+    not_in: str = "",
+    not_out: str = "",
+) -> Rule:
+    """The rule that sends what passes the probe at this end of the packet to the target."""
+    return Rule(
+        target,
+        source=probe.network if side == "src" else None,
+        destination=probe.network if side == "dst" else None,
+        not_in=not_in,
+        not_out=not_out,
+        sets=(SetMatch(name(probe.members), side),) if probe.members else (),
+    )
