@@ -160,13 +160,17 @@ def duration(seconds: float) -> str:
 
 
 def load(path: str) -> Node:
-    """Read a file. Raises ConfigError where it cannot be read or `parse` refuses it; the OSError is its `__cause__`."""
+    """Read and parse a file. Raises ConfigError as `read` and `parse` do."""
+    return parse(read(path), path)
+
+
+def read(path: str) -> bytes:
+    """A file's content, up to a byte over SIZE_LIMIT. Raises ConfigError, with the OSError as its `__cause__`."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 -- a Path would lose how the user wrote the name
-            data = file.read(SIZE_LIMIT + 1)
+            return file.read(SIZE_LIMIT + 1)
     except OSError as error:
         raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
-    return parse(data, path)
 
 
 def parse(data: bytes, path: str) -> Node:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
+from typing import NamedTuple
 
 # linux/inotify.h
 _IN_ATTRIB = 0x00000004
@@ -20,6 +22,7 @@ _IN_DELETE = 0x00000200
 _IN_DELETE_SELF = 0x00000400
 _IN_MOVE_SELF = 0x00000800
 _IN_ONLYDIR = 0x01000000
+_IN_ISDIR = 0x40000000
 _CHANGES = (
     _IN_ATTRIB
     | _IN_CLOSE_WRITE
@@ -31,6 +34,18 @@ _CHANGES = (
     | _IN_MOVE_SELF
     | _IN_ONLYDIR
 )
+
+
+class Event(NamedTuple):
+    """Something happened in (`name`) or to (`name` is "") a watched directory. Overflow has the watch -1.
+
+    `created` tells that a new entry other than a directory appeared: a file that its writer has yet to fill and close,
+    or a link, which is complete.
+    """
+
+    watch: int
+    name: str
+    created: bool
 
 
 class Inotify:
@@ -53,15 +68,20 @@ class Inotify:
         """Forget a watch; one that the kernel already dropped (its directory was deleted) is no error."""
         self._libc.inotify_rm_watch(self.fd, ctypes.c_int(number))
 
-    def drain(self) -> bool:
-        """Read whatever is queued; whether there was something. Lost events (IN_Q_OVERFLOW) count as something."""
-        seen = False
+    def events(self) -> list[Event]:
+        """All events that are queued now, oldest first; never blocks."""
+        found: list[Event] = []
         while True:
             try:
-                os.read(self.fd, 65536)
+                data = os.read(self.fd, 65536)
             except BlockingIOError:
-                return seen
-            seen = True
+                return found
+            offset = 0
+            while offset < len(data):  # struct inotify_event: wd, mask, cookie, len, then a NUL-padded name of len
+                watch, mask, _cookie, size = struct.unpack_from("iIII", data, offset)
+                offset += 16 + size
+                name = os.fsdecode(data[offset - size : offset].rstrip(b"\0"))
+                found.append(Event(watch, name, bool(mask & _IN_CREATE) and not mask & _IN_ISDIR))
 
     def close(self) -> None:
         """Free the instance and its watches."""
