@@ -336,8 +336,8 @@ def test_any_layout_gives_the_class_of_the_longest_prefix(seed: int, prefixes: i
     cidrs = {str(_draw_network(rng, family)): rng.choice(NAMES) for _ in range(prefixes)}
     rules = policy(cidrs, default=rng.choice(NAMES))
     pods = ipaddress.ip_network("10.9.0.0/16" if family == 4 else "fd00:9::/112")
-    quads: Iterable[Network] = pods.subnets(new_prefix=pods.max_prefixlen - 2)
-    local = list(quads)[: rng.choice([1, 3, 12]) * 2 : 2]
+    ranges: Iterable[Network] = pods.subnets(new_prefix=pods.max_prefixlen - 4)
+    local = list(ranges)[: rng.choice([1, 3, 12]) * 2 : 2]
     own = [_draw_address(rng, rules, local, family) for _ in range(rng.choice([1, 3, 12]))]
     own += [pack("203.0.113.1" if family == 4 else "2001:db8::9")]
     plan = build(rules, local, own, None, families=(family,))
