@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from netacct.model import Network
+from netacct.policy import local_range_fault
 from netacct.yamlfile import Node
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -132,8 +133,9 @@ def _policy(text: str) -> str:
 
 def _local_range(node: Node) -> Network:
     network = node.network()
-    if network.prefixlen == 0 or network.is_multicast or network.is_loopback:
-        raise node.error(f"{network} cannot be the pods of one node", "unicast ranges of this node's pods")
+    fault = local_range_fault(network)
+    if fault:
+        raise node.error(fault, "unicast ranges of this node's pods")
     return network
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from netacct import yamlfile
 from netacct.model import UNBOUNDED, Address, Network, Observation, Pod, unpack
+from netacct.policy import local_range_fault
 from netacct.yamlfile import Node
 
 SOURCE = "file"
@@ -28,7 +29,6 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _TOKEN = re.compile(r"[!-~]{1,253}")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{0,253}")
-_BROADCAST = b"\xff" * 4
 
 
 def parse(data: bytes, path: str, seen_at: float) -> tuple[Observation, ...]:
@@ -136,11 +136,11 @@ def _matching(node: Node, pattern: re.Pattern[str], allowed: str) -> str:
 
 
 def _unicast(item: Node) -> Network:
-    """An address or CIDR that a pod can have. The all-ones addresses are where the datapath keeps its epochs."""
+    """An address or CIDR that can be counted as a pod's."""
     network = item.network()
-    ends = (network.network_address, network.broadcast_address)
-    if any(end.is_multicast or end.is_loopback or end.is_unspecified or end.packed == _BROADCAST for end in ends) or (
-        network.version == 6 and (network.is_link_local or getattr(ends[0], "ipv4_mapped", None) is not None)
-    ):
-        raise item.error(f"{network} can be no pod's", "unicast addresses, no loopback, no IPv6 link-local")
+    fault = local_range_fault(network)
+    if not fault and getattr(network.network_address, "ipv4_mapped", None) is not None:
+        fault = f"{network} is an IPv4 address in IPv6 form, which no packet has"
+    if fault:
+        raise item.error(fault, "unicast addresses")
     return network

@@ -1,0 +1,91 @@
+"""`netacct check`: whether the agent would start with these files, and with which values."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from netacct import clock, config, yamlfile
+from netacct.cli import common, flags, output
+from netacct.errors import EX_CONFIG, ConfigError
+from netacct.identity import pods_file
+
+T = TypeVar("T")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "check",
+        help="check configuration, policy and pods file; print what is in effect",
+        description="Reads the configuration, the policy and the pods file as the agent would, prints every key with "
+        "its value and where that comes from, and each error. Exit code 78 where there is one. Changes nothing.",
+    )
+    common(parser)
+    output.add_format(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check all files, print settings to stdout and, for people, errors to stderr."""
+    effective, errors = config.examine(args.config_file, flags(args))
+    policy = _attempt(lambda: _policy(effective.policy), errors)
+    pods = _attempt(lambda: _pods(effective), errors)
+    settings = config.effective(effective)
+    if args.output == "json":
+        output.write_json(
+            {
+                "valid": not errors,
+                "settings": [setting._asdict() for setting in settings],
+                "policy": policy,
+                "pods": pods,
+                "errors": [
+                    {"file": e.file, "line": e.line, "key": e.key, "found": e.found, "allowed": e.allowed}
+                    for e in errors
+                ],
+            }
+        )
+        return EX_CONFIG if errors else 0
+    output.write(output.table(("KEY", "VALUE", "FROM"), [(s.key, _shown(s.value), s.origin) for s in settings]))
+    for name, facts in (("policy", policy), ("pods", pods)):
+        if facts is not None:
+            output.write(f"{name}: " + ", ".join(f"{key} {value}" for key, value in facts.items()) + "\n")
+    sys.stdout.flush()
+    for error in errors:
+        sys.stderr.write(f"netacct: error: {error}\n")
+    return EX_CONFIG if errors else 0
+
+
+def _policy(name: str) -> dict[str, Any]:
+    from netacct import policy_file  # noqa: PLC0415 -- other commands start faster without it
+
+    policy = policy_file.load(name)
+    return {"file": policy.path, "name": policy.name, "hash": policy.hash, "cidrs": len(policy.prefixes)}
+
+
+def _pods(effective: config.Config) -> dict[str, Any] | None:
+    path = effective.identity.file.path
+    if pods_file.SOURCE not in effective.identity.sources:
+        return None
+    if not os.path.exists(path):  # noqa: PTH110 -- a plain string
+        return {"file": path, "pods": 0, "addresses": 0, "note": "missing, which is an empty list"}
+    observations = pods_file.parse(yamlfile.read(path), path, clock.now())
+    present = [observation for observation in observations if observation.present]
+    return {"file": path, "pods": len({o.pod.uid for o in present}), "addresses": len(present)}
+
+
+def _attempt(work: Callable[[], T], errors: list[ConfigError]) -> T | None:
+    try:
+        return work()
+    except ConfigError as error:
+        errors.append(error)
+        return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
