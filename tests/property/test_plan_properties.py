@@ -4,7 +4,7 @@ import ipaddress
 import random
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netacct.kernel.plan import PREFILL_LIMIT, FamilyPlan, Plan, build, round_lengths
@@ -14,6 +14,10 @@ from netacct.policy import Policy, Prefix, TrafficClass, canonical, classify, co
 NAMES = ("pod", "node", "service", "private", "internet", "storage")
 POOLS = ("10.244.0.0/24", "fd00::/120")
 """Where CIDRs and addresses come from: small, so that they nest, touch and repeat."""
+
+
+LAW = settings(deadline=None)
+"""The machine is shared: how long one example takes says nothing."""
 
 
 @st.composite
@@ -87,6 +91,7 @@ def walk(plan: Plan, part: FamilyPlan, address: Address, *, backwards: bool) -> 
     return plan.default
 
 
+@LAW
 @given(policies(), local_ranges(), st.lists(addresses(), max_size=4), st.lists(addresses(), min_size=1, max_size=30))
 def test_layers_find_the_longest_prefix(
     policy: Policy, local: list[Network], own: list[Address], probes: list[Address]
@@ -103,6 +108,7 @@ def test_layers_find_the_longest_prefix(
         assert classify(policy, address, own, local).traffic == expected
 
 
+@LAW
 @given(policies(), local_ranges(), st.lists(addresses(), max_size=4), st.randoms(use_true_random=False))
 def test_order_of_input_is_nothing(
     policy: Policy, local: list[Network], own: list[Address], order: random.Random
@@ -116,6 +122,7 @@ def test_order_of_input_is_nothing(
     assert build(shuffled, ranges, addresses_, None, families=(6, 4)) == plan
 
 
+@LAW
 @given(policies(), local_ranges(), st.lists(addresses(), max_size=4))
 def test_plan_of_a_plan(policy: Policy, local: list[Network], own: list[Address]) -> None:
     """Ranges and addresses that a plan lists make the same plan again, and so do its layers as a policy."""
@@ -138,6 +145,7 @@ def test_plan_of_a_plan(policy: Policy, local: list[Network], own: list[Address]
     ]
 
 
+@LAW
 @given(policies(), local_ranges(), st.lists(addresses(), max_size=4))
 def test_prefill_is_bounded_and_exact(policy: Policy, local: list[Network], own: list[Address]) -> None:
     """Prefilled addresses are local, sorted, each once, none the node's own, and no more than the limit in all."""
@@ -153,6 +161,7 @@ def test_prefill_is_bounded_and_exact(policy: Policy, local: list[Network], own:
         assert all(a.num_addresses >= b.num_addresses for a in part.dynamic for b in small)
 
 
+@LAW
 @given(policies(), local_ranges())
 def test_layers_are_small(policy: Policy, local: list[Network]) -> None:
     """The layers hold no more CIDRs than policy and ranges have, and no empty group."""
@@ -162,6 +171,7 @@ def test_layers_are_small(policy: Policy, local: list[Network]) -> None:
     assert sum(len(group.networks) for group in groups) <= len(policy.prefixes) + len(local)
 
 
+@LAW
 @given(st.lists(networks().filter(lambda net: net.prefixlen >= net.max_prefixlen - 10), max_size=6))
 def test_round_lengths_keeps_the_addresses(nets: list[Network]) -> None:
     """Split networks have only the given lengths and hold exactly the addresses that the whole ones held."""

@@ -181,7 +181,7 @@ REFUSED = [
     pytest.param("[" * 100_000, None, "", "", "", id="100,000 brackets"),
     pytest.param("x" * (9 << 20), None, "", "larger than 8 MiB", "", id="huge"),
     pytest.param(
-        "a: &a [x,x]\nb: &b [*a,*a]\nclasses: [*b,*b]\n", None, "b[1]", "aliases", "", id="aliases that multiply"
+        "a: &a [x,x]\nb: &b [*a,*a]\nclasses: [*b,*b]\n", None, "b[0]", "aliases", "", id="aliases that multiply"
     ),
     pytest.param("classes: &c\n  pod: *c\n", None, "classes.pod", "aliases", "", id="an alias of itself"),
     pytest.param("classes: !!python/object:os.system {}\n", 1, "classes", "tag", "plain", id="a Python object"),
