@@ -1,0 +1,59 @@
+"""The product under test: its policy, plan and iptables datapath, used as the agent uses them, in a given namespace."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench_netns import Namespace
+
+from netacct import policy_file
+from netacct.kernel import plan
+from netacct.kernel.iptables import IptablesDatapath
+from netacct.model import Direction, Scope, pack
+
+Booked = tuple[Scope, Direction, str]
+"""What a packet is booked as, whoever the pod is: scope, direction, traffic class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What netacct is told to count on one node."""
+
+    policy: Path
+    local: Sequence[str]
+    own: Sequence[str]
+    marks: bool = False
+
+    def plan(self) -> plan.Plan:
+        """The plan of it."""
+        policy = policy_file.load(str(self.policy))
+        local = [ipaddress.ip_network(cidr) for cidr in self.local]
+        own = [pack(address) for address in self.own]
+        return plan.build(policy, local, own, policy.marks if self.marks else None)
+
+
+def install(node: Namespace, setup: Setup) -> None:
+    """Install netacct's rules and sets on a node."""
+
+    def inside() -> None:
+        IptablesDatapath().install(setup.plan())
+
+    node.call(inside)
+
+
+def booked_packets(node: Namespace, setup: Setup) -> Counter[Booked]:
+    """How many packets netacct has counted on a node since it was installed, summed over all addresses."""
+
+    def inside() -> Counter[Booked]:
+        datapath, packets = IptablesDatapath(), Counter[Booked]()
+        datapath.install(setup.plan())
+        for reading in datapath.read().readings:
+            _, scope, direction, traffic = reading.key
+            packets[scope, direction, traffic] += sum(count[1] for count in reading.counts.values())
+        return +packets
+
+    return node.call(inside)

@@ -1,0 +1,110 @@
+"""Reading all counters: our reader beside the two that one would write first."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import bench_stats
+from bench_lane import GATEWAY, NODE
+from bench_netns import Namespace
+from bench_product import Setup
+from bench_stats import Figure
+from bench_variants import LOCAL_20, LOCAL_24, write_policy
+from pyroute2 import IPSet
+
+from netacct.kernel.iptables import IptablesDatapath
+from netacct.kernel.layout import SET_PREFIX
+from netacct.model import Scope
+
+OURS, IPSET_SAVE, PYROUTE2 = "netacct", "ipset save, parsed", "pyroute2 IPSet.list"
+ELEMENT = re.compile(r"^add (\S+) (\S+) packets (\d+) bytes (\d+)", re.MULTILINE)
+
+
+class Case(NamedTuple):
+    """How much is read; `milliseconds` is what ours may take."""
+
+    counters: int
+    local: str
+    milliseconds: float
+    readings: int
+
+
+CASES = (Case(2560, LOCAL_24, 2.0, 201), Case(40960, LOCAL_20, 40.0, 51))
+
+
+def measure(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of each reading, by number of counters and reader."""
+    policy = write_policy(folder / "read.yaml")
+    samples = {}
+    for case in CASES:
+        node = Namespace()
+        setup = Setup(policy, [case.local], [NODE, GATEWAY])
+        samples[f"{case.counters:,}"] = node.call(functools.partial(_readings, case, setup))
+        node.close()
+    return samples
+
+
+def figures(samples: dict[str, dict[str, list[float]]]) -> list[Figure]:
+    """The rows of the result."""
+    rows = []
+    for case in CASES:
+        name = f"{case.counters:,}"
+        ours = bench_stats.interval(samples[name][OURS])
+        rows.append(_figure(f"read {name} counters", samples[name][OURS], threshold=case.milliseconds))
+        for reader in (IPSET_SAVE, PYROUTE2):
+            times = bench_stats.interval(samples[name][reader]).median / ours.median
+            rows.append(_figure(f"the same by {reader}", samples[name][reader], f"{times:.1f} times ours"))
+    return rows
+
+
+def _figure(name: str, samples: Sequence[float], more: str = "", threshold: float | None = None) -> Figure:
+    first, third = bench_stats.quartiles(samples)
+    detail = f"middle half {first:.2f} to {third:.2f}" + (f"; {more}" if more else "")
+    return Figure("read", name, "ms", bench_stats.interval(samples), detail, threshold)
+
+
+def _readings(case: Case, setup: Setup) -> dict[str, list[float]]:
+    """In a child inside the namespace: install, then read in turns with each reader."""
+    datapath = IptablesDatapath()
+    datapath.install(setup.plan())
+    pods = [reading for reading in datapath.read().readings if reading.key.scope is Scope.POD]
+    counters = sum(len(reading.counts) for reading in pods)
+    if counters != case.counters:
+        raise RuntimeError(f"{counters} counters are installed, not {case.counters}")
+    with IPSet() as ipset:
+        names = _set_names()
+        return {
+            OURS: _times(datapath.read, case.readings),
+            IPSET_SAVE: _times(_ipset_save, max(case.readings // 4, 9)),
+            PYROUTE2: _times(lambda: _pyroute2(ipset, names), 9),
+        }
+
+
+def _times(read: Callable[[], object], readings: int) -> list[float]:
+    read()
+    milliseconds = []
+    for _ in range(readings):
+        start = time.perf_counter()
+        read()
+        milliseconds.append((time.perf_counter() - start) * 1e3)
+    return milliseconds
+
+
+def _ipset_save() -> dict[tuple[str, str], tuple[int, int]]:
+    text = subprocess.run(["ipset", "save"], capture_output=True, text=True, check=True).stdout
+    return {(name, ip): (int(packets), int(octets)) for name, ip, packets, octets in ELEMENT.findall(text)}
+
+
+def _set_names() -> list[str]:
+    text = subprocess.run(["ipset", "list", "-n"], capture_output=True, text=True, check=True).stdout
+    return [name for name in text.split() if name.startswith(SET_PREFIX)]
+
+
+def _pyroute2(ipset: IPSet, names: Sequence[str]) -> list[object]:
+    return [ipset.list(name) for name in names]

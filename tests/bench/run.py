@@ -1,0 +1,98 @@
+"""What netacct costs: packet path, reading, scrape, memory, start. As root; everything in private network namespaces.
+
+    python tests/bench/run.py [--check] [--rounds N] [--scrapes N] [--only PART]... [--out DIR]
+
+Prints a table, and writes it with every raw sample to a file in DIR. Exit code 0; 1 with --check where a figure misses
+its threshold by more than noise explains; 2 for a wrong command line. docs/benchmarks.md explains the method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import bench_packet
+import bench_read
+import bench_report
+import bench_running
+from bench_stats import LEAST_SAMPLES, Figure
+
+PARTS = ("packet", "read", "scrape", "memory", "start")
+RESULTS = Path(__file__).parent / "results"
+EX_NOPERM = 77
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="bench", description="Measure what netacct costs.")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a figure misses its threshold")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of the packet path (default: 15)")
+    parser.add_argument("--scrapes", type=int, default=10_000, help="scrapes of the memory part (default: 10000)")
+    parser.add_argument("--only", action="append", choices=PARTS, help="run this part (may be repeated)")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder for raw samples (default: tests/bench/results)"
+    )
+    options = parser.parse_args(argv)
+    if options.rounds < 1 or options.scrapes < 1:
+        parser.error("--rounds and --scrapes are at least 1")
+    if options.check and options.rounds < LEAST_SAMPLES:
+        parser.error(f"--check needs {LEAST_SAMPLES} rounds or more: fewer give no 95 % interval")
+    return options
+
+
+def measure(options: argparse.Namespace, folder: Path) -> tuple[list[Figure], dict[str, Any]]:
+    """Run the chosen parts; returns their figures and raw samples."""
+    runs: dict[str, tuple[Callable[[], Any], Callable[[Any], list[Figure]]]] = {
+        "packet": (lambda: bench_packet.measure(options.rounds, folder, random.Random()), bench_packet.figures),
+        "read": (lambda: bench_read.measure(folder), bench_read.figures),
+        "scrape": (lambda: bench_running.scrape(folder / "scrape"), bench_running.scrape_figures),
+        "memory": (lambda: bench_running.memory(folder / "memory", options.scrapes), bench_running.memory_figures),
+        "start": (lambda: bench_running.start(folder / "start"), bench_running.start_figures),
+    }
+    figures: list[Figure] = []
+    samples: dict[str, Any] = {}
+    for part in PARTS:
+        if not options.only or part in options.only:
+            print(f"{part} ...", file=sys.stderr)
+            run, summarize = runs[part]
+            raw = run()
+            samples[part] = bench_packet.as_rows(raw) if part == "packet" else raw
+            figures += summarize(raw)
+    return figures, samples
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the bench; returns the exit code."""
+    options = parse(argv)
+    if os.geteuid():
+        print("bench: needs root, to make network namespaces and rules in them", file=sys.stderr)
+        return EX_NOPERM
+    signal.signal(signal.SIGTERM, _interrupt)
+    with tempfile.TemporaryDirectory(prefix="netacct-bench-") as folder:
+        figures, samples = measure(options, Path(folder))
+    command = " ".join(["tests/bench/run.py", *argv])
+    print(bench_report.table(figures))
+    print(f"\nraw samples: {bench_report.write(options.out, command, figures, samples)}")
+    missed = [figure for figure in figures if figure.missed]
+    for figure in missed:
+        print(f"bench: {figure.name}: {figure.interval.median:.3f} misses {figure.threshold}", file=sys.stderr)
+    return 1 if missed and options.check else 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(sys.argv[1:]))
+    sys.exit(130)
