@@ -71,7 +71,7 @@ class Connection:
         self._first = False
         begun = bool(self._buffer)
         deadline = time.monotonic() + (self._limits.head_seconds if begun else patience)
-        while (end := self._buffer.find(HEAD_END)) < 0:
+        while (end := self._head_end()) < 0:
             if len(self._buffer) > MAX_HEAD:
                 raise BadRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             if begun and time.monotonic() > deadline:  # also for a client that never lets a recv time out
@@ -85,8 +85,14 @@ class Connection:
         del self._buffer[: end + len(HEAD_END)]
         return head
 
+    def _head_end(self) -> int:
+        """Where the head in the buffer ends, or -1. Empty lines ahead of it are dropped (RFC 9112, section 2.2)."""
+        if self._buffer.startswith(b"\r\n"):
+            self._buffer = self._buffer.lstrip(b"\r\n")
+        return self._buffer.find(HEAD_END)
+
     def _receive(self, deadline: float, *, begun: bool) -> bool:
-        """Whether more has come. Empty lines ahead of a request are dropped (RFC 9112, section 2.2)."""
+        """Whether more has come."""
         try:
             # A timeout of 0 would mean "do not wait", and raise BlockingIOError.
             self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -96,8 +102,6 @@ class Connection:
                 raise BadRequestError(HTTPStatus.REQUEST_TIMEOUT) from None
             return False
         self._buffer += data
-        if self._buffer.startswith(b"\r\n"):
-            self._buffer = self._buffer.lstrip(b"\r\n")
         return bool(data)
 
     def write(self, data: bytes) -> None:

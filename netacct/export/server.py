@@ -185,7 +185,8 @@ class Server:
             connection.write(_serialise(response, close=close, head_only=request.method == "HEAD"))
             if close:
                 break
-        connection.linger()
+        if not self._stopping.is_set():
+            connection.linger()
 
     def _answer(self, request: Request) -> Response:
         handler = self._routes.get(request.path)
