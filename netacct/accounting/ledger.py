@@ -1,0 +1,388 @@
+"""The bookkeeper: readings of the kernel's counters, times leases, make totals that only grow.
+
+Goal
+    Every byte that the kernel counted is booked exactly once: to the pod that held the address, to the host, or to
+    `unattributed`. The ledger is a value with methods. It does no I/O, knows no clock (times are CLOCK_BOOTTIME, handed
+    in), and may be called from the agent's worker thread only.
+
+Tensions
+    *A counter says how much, not whose.* It belongs to an address, and addresses change hands. So the ledger books
+    differences, each over the interval between two readings, to the lease of that interval. Where two leases meet in
+    one, it gives all to the newer and says so (`ambiguous_bytes`): a stated guess, never a silent one.
+
+    *Bytes come before names.* A pod sends its first packet before any source speaks of it. What nobody holds waits
+    (`pending`) for `late_binding` seconds, for a sandbox that can have sent it: made before the end of the interval in
+    which the bytes were counted, and after the address was last released. Then it is `unattributed`.
+
+    *Counters die, totals must not.* A set says by its epoch that it began at zero; an element that vanished begins at
+    zero when it returns. Only where a counter went backwards without either (somebody reset it behind our back) is
+    there no telling; it is taken to have begun at zero, and counted in `resets`.
+
+Decisions
+    - Each set has an interval of its own, from its last full reading to this one: a set that could not be read for
+      a while is settled over all of that time, and keeps its last values until then.
+    - A lease meets an interval when it began (its sandbox was made, or it was opened where nobody knows) before the
+      interval's end, and closed after its begin. Alone, it gets the whole.
+    - A snapshot older than one already settled is ignored, as a whole; a time before the last one counts as the last.
+    - What waits is kept per address and interval, and at most `MOST_PENDING` of those; beyond, the oldest give up
+      early. So a scan of a large range costs bounded memory.
+
+Invariants (tests/property/test_ledger_laws.py)
+    L1  sum of POD totals + unattributed + pending = sum of all differences of POD and REST counters.
+    L2  Each of the levels POD and NAMESPACE sums to the same; HOST sums to the differences of HOST counters.
+    L3  No total goes down while its name lives.
+    L4  Settling twice with equal (snapshot, leases, at) changes nothing.
+    L5  From a state saved when `must_save` says so, or whenever leases changed, a restart books what no restart would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from netacct.accounting.series import Flow, Limits, Name, SeriesState, SeriesTable
+from netacct.model import (
+    UNBOUNDED,
+    ZERO,
+    Address,
+    Count,
+    CounterKey,
+    Lease,
+    Level,
+    Pod,
+    Reading,
+    Scope,
+    SeriesKey,
+    Snapshot,
+)
+
+LATE_BINDING = 120.0
+"""Seconds for which bytes wait for the name of their sender."""
+
+MOST_PENDING = 16384
+"""So many parcels (one per address and interval) may wait; a node with a scanner on it has thousands."""
+
+MOST_RELEASED = 16384
+"""So many addresses are remembered with the time of their last release."""
+
+_NOTHING = (0, 0)
+
+Counts: TypeAlias = Mapping[Address, tuple[int, int]]
+Tenures: TypeAlias = Mapping[Address, Sequence[Lease]]
+"""The leases of each address, the newest last."""
+
+
+@dataclass(slots=True)
+class Parcel:
+    """Bytes of one address that wait for a name: counted in (start, end], the address last released at `after`."""
+
+    start: float
+    end: float
+    after: float
+    counts: dict[Flow, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SetState:
+    """The last reading of one set of counters, without those that are zero."""
+
+    epoch: int
+    counts: Counts
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """A `Ledger` as a value: what a store keeps. Parcels are (ip, start, end, after, counts)."""
+
+    at: float
+    read_at: float
+    sets: Mapping[CounterKey, SetState]
+    series: SeriesState
+    pending: tuple[tuple[Address, float, float, float, dict[Flow, Count]], ...] = ()
+    released: Mapping[Address, float] = field(default_factory=dict)
+    resets: int = 0
+    ambiguous_bytes: int = 0
+
+
+class Ledger:
+    """The books. Begin with `baseline` or from an earlier `state()`; then `settle`, again and again.
+
+    Attributes:
+        resets: counters that went backwards without a reason.
+        ambiguous_bytes: bytes that two leases could claim.
+        must_save: what was settled since `saved()` cannot be told again from the kernel and an older state, so save
+            before you show it.
+    """
+
+    def __init__(
+        self, state: LedgerState | None = None, *, limits: Limits | None = None, late_binding: float = LATE_BINDING
+    ) -> None:
+        self.resets = 0
+        self.ambiguous_bytes = 0
+        self.must_save = False
+        self._late_binding = late_binding
+        self._at = self._read_at = UNBOUNDED
+        self._sets: dict[CounterKey, SetState] = {}
+        self._pending: dict[Address, list[Parcel]] = {}
+        self._released: dict[Address, float] = {}
+        self._series = SeriesTable(limits or Limits(), state.series if state else None)
+        if state is not None:
+            self._restore(state)
+
+    @property
+    def at(self) -> float:
+        """The time up to which everything is settled."""
+        return self._at
+
+    @property
+    def since(self) -> float:
+        """Where the oldest unsettled interval begins: the leases for the next `settle` are those since then."""
+        return min((known.at for known in self._sets.values()), default=self._at)
+
+    @property
+    def totals(self) -> Mapping[SeriesKey, Count]:
+        """Every total, families summed; those of ended names too, as long as they are kept."""
+        return self._series.totals
+
+    @property
+    def capped(self) -> int:
+        """How many names found no place of their own and went to `__other__`."""
+        return self._series.capped
+
+    def pending(self) -> dict[Flow, Count]:
+        """The sum of what waits for a name."""
+        waiting: dict[Flow, Count] = {}
+        for parcels in self._pending.values():
+            for parcel in parcels:
+                for flow, count in parcel.counts.items():
+                    waiting[flow] = waiting[flow].plus(count) if flow in waiting else count
+        return waiting
+
+    def alive(self, now: float) -> Iterator[tuple[Level, Name, Pod | None]]:
+        """The names that have series of their own at `now`, and at level POD the pod."""
+        return self._series.alive(now)
+
+    def baseline(self, snapshot: Snapshot, at: float) -> None:
+        """Take these counters as where counting begins: nothing of them is booked."""
+        self._sets.update((reading.key, SetState(reading.epoch, reading.counts, at)) for reading in snapshot.readings)
+        self._at, self._read_at = max(at, self._at), max(snapshot.at, self._read_at)
+        self.must_save = True
+
+    def contradicts(self, snapshot: Snapshot) -> bool:
+        """Whether the kernel is behind this ledger: most counters of the same epoch are lower than they were settled.
+
+        Counters of a living set only grow, so a ledger of the future is not of this kernel: it was rolled back, or
+        belongs to another one. A few may be lower (reset behind our back); `settle` deals with those.
+        """
+        ahead = compared = 0
+        for reading in snapshot.readings:
+            known = self._sets.get(reading.key)
+            if known is None or known.epoch != reading.epoch:
+                continue
+            pairs = [(known.counts[ip], now) for ip, now in reading.counts.items() if ip in known.counts]
+            compared += sum(was != _NOTHING for was, _ in pairs)
+            ahead += sum(was[0] > now[0] or was[1] > now[1] for was, now in pairs)
+        return 2 * ahead > compared
+
+    def settle(self, snapshot: Snapshot, leases: Iterable[Lease], at: float, *, final: bool = False) -> None:
+        """Book what was counted since the last reading.
+
+        Args:
+            snapshot: the reading. A set that is missing from it keeps its last values.
+            leases: all open leases, and those that closed at `since` or later.
+            at: the time of the reading.
+            final: these counters were dropped after this reading (`discard`, a retired class): book them and forget
+                them. Such a snapshot may hold a part of a set only.
+        """
+        if snapshot.at < self._read_at:
+            return
+        at = max(at, self._at)
+        tenures = self._enrol(leases, at)
+        for reading in snapshot.readings:
+            known = self._sets.get(reading.key)
+            start = known.at if known else self._at
+            for ip, delta in self._deltas(reading, known):
+                self._book(reading.key, ip, delta, tenures.get(ip, ()), (start, at))
+            self._remember(reading, known, at, final=final)
+        self._give_up(at)
+        self._bind(tenures, at)
+        self._at, self._read_at = at, snapshot.at
+
+    def saved(self) -> None:
+        """A store holds this ledger's `state()` now."""
+        self.must_save = False
+
+    def state(self) -> LedgerState:
+        """Everything, as a value that later settling does not change."""
+        sets = {
+            key: SetState(known.epoch, {ip: now for ip, now in known.counts.items() if now != _NOTHING}, known.at)
+            for key, known in self._sets.items()
+        }
+        pending = tuple(
+            (ip, parcel.start, parcel.end, parcel.after, dict(parcel.counts))
+            for ip, parcels in self._pending.items()
+            for parcel in parcels
+        )
+        return LedgerState(
+            at=self._at,
+            read_at=self._read_at,
+            sets=sets,
+            series=self._series.state(),
+            pending=pending,
+            released=dict(self._released),
+            resets=self.resets,
+            ambiguous_bytes=self.ambiguous_bytes,
+        )
+
+    def _restore(self, state: LedgerState) -> None:
+        self._at, self._read_at = state.at, state.read_at
+        self._sets = dict(state.sets)
+        self._released = dict(state.released)
+        self.resets, self.ambiguous_bytes = state.resets, state.ambiguous_bytes
+        for ip, start, end, after, counts in state.pending:
+            self._pending.setdefault(ip, []).append(Parcel(start, end, after, dict(counts)))
+
+    def _enrol(self, leases: Iterable[Lease], at: float) -> Tenures:
+        """The leases of each address, the newest last; notes who is alive and which addresses were released."""
+        tenures: dict[Address, list[Lease]] = {}
+        for lease in leases:
+            tenures.setdefault(lease.ip, []).append(lease)
+            self._series.lease_seen(lease.pod, at if lease.closed is None else lease.closed, at)
+            if lease.closed is not None:
+                # Put last, so that the first is the one released longest ago.
+                self._released[lease.ip] = max(lease.closed, self._released.pop(lease.ip, UNBOUNDED))
+        while len(self._released) > MOST_RELEASED:
+            del self._released[next(iter(self._released))]
+        for held in tenures.values():
+            if len(held) > 1:
+                held.sort(key=_age)
+        return tenures
+
+    def _deltas(self, reading: Reading, known: SetState | None) -> list[tuple[Address, tuple[int, int]]]:
+        """What each element counted since the last reading, where that is anything."""
+        old: Counts = {}
+        if known is not None and known.epoch == reading.epoch:
+            old = known.counts
+        elif known is not None:
+            self.must_save = True
+        if old == reading.counts:
+            return []
+        if not reading.counts.keys() >= old.keys():
+            self.must_save = True
+        changed = [(ip, now) for ip, now in reading.counts.items() if now != old.get(ip, _NOTHING)]
+        return [(ip, self._since(old.get(ip, _NOTHING), now)) for ip, now in changed]
+
+    def _since(self, was: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
+        if now[0] < was[0] or now[1] < was[1]:
+            self.resets += 1
+            self.must_save = True
+            return now
+        return (now[0] - was[0], now[1] - was[1])
+
+    def _book(
+        self,
+        key: CounterKey,
+        ip: Address,
+        delta: tuple[int, int],
+        tenures: Sequence[Lease],
+        interval: tuple[float, float],
+    ) -> None:
+        flow = (key.direction, key.traffic)
+        if key.scope is not Scope.POD:
+            level = Level.HOST if key.scope is Scope.HOST else Level.UNATTRIBUTED
+            self._series.add(SeriesKey(level, (), *flow), delta)
+            return
+        start, end = interval
+        meeting = [lease for lease in tenures if _begin(lease) < end and not _closed_by(lease, start)]
+        if meeting:
+            self._give(meeting, flow, delta, end)
+        else:
+            self._wait(ip, flow, delta, interval)
+
+    def _give(self, candidates: Sequence[Lease], flow: Flow, count: tuple[int, int], at: float) -> None:
+        """Book to the newest of these leases (the last); it is a guess where another pod's is among them."""
+        pod = candidates[-1].pod
+        if len(candidates) > 1 and any(lease.pod.uid != pod.uid for lease in candidates):
+            self.ambiguous_bytes += count[0]
+        self._series.book(pod, flow, count, at)
+
+    def _wait(self, ip: Address, flow: Flow, delta: tuple[int, int], interval: tuple[float, float]) -> None:
+        start, end = interval
+        parcels = self._pending.setdefault(ip, [])
+        parcel = next((one for one in reversed(parcels) if (one.start, one.end) == interval), None)
+        if parcel is None:
+            parcel = Parcel(start, end, self._released.get(ip, UNBOUNDED))
+            parcels.append(parcel)
+        parcel.counts[flow] = parcel.counts.get(flow, ZERO).plus(Count(*delta))
+        # How this interval ends decides who may claim the bytes; a restart would make one long interval of several.
+        self.must_save = True
+
+    def _remember(self, reading: Reading, known: SetState | None, at: float, *, final: bool) -> None:
+        if not final:
+            self._sets[reading.key] = SetState(reading.epoch, reading.counts, at)
+            return
+        self.must_save = True
+        left: Counts = {}
+        if known is not None and known.epoch == reading.epoch:
+            left = {ip: was for ip, was in known.counts.items() if ip not in reading.counts}
+        if known is not None and left:
+            self._sets[reading.key] = SetState(known.epoch, left, known.at)
+        else:
+            self._sets.pop(reading.key, None)
+
+    def _give_up(self, at: float) -> None:
+        """Book as unattributed what has waited too long, and the oldest of too much."""
+        if not self._pending:
+            return
+        ends = [parcel.end for parcels in self._pending.values() for parcel in parcels]
+        oldest = at - self._late_binding
+        if len(ends) > MOST_PENDING:
+            # Some room at once, or every settle from here on would sort again.
+            oldest = max(oldest, sorted(ends, reverse=True)[MOST_PENDING * 3 // 4])
+        if min(ends) >= oldest:
+            return
+        for ip, parcels in list(self._pending.items()):
+            for parcel in parcels:
+                if parcel.end < oldest:
+                    for flow, count in parcel.counts.items():
+                        self._series.add(SeriesKey(Level.UNATTRIBUTED, (), *flow), count)
+            self._keep_pending(ip, [parcel for parcel in parcels if parcel.end >= oldest])
+
+    def _bind(self, tenures: Tenures, at: float) -> None:
+        for ip in [ip for ip in self._pending if ip in tenures]:
+            waiting = []
+            for parcel in self._pending[ip]:
+                claiming = [lease for lease in tenures[ip] if _may_claim(lease, parcel)]
+                for flow, count in parcel.counts.items() if claiming else ():
+                    self._give(claiming, flow, count, at)
+                if not claiming:
+                    waiting.append(parcel)
+            self._keep_pending(ip, waiting)
+
+    def _keep_pending(self, ip: Address, parcels: list[Parcel]) -> None:
+        if parcels:
+            self._pending[ip] = parcels
+        else:
+            del self._pending[ip]
+
+
+def _age(lease: Lease) -> tuple[float, float]:
+    return (lease.created, lease.opened)
+
+
+def _begin(lease: Lease) -> float:
+    """When the pod may have sent its first byte. Clocks of files and runtimes are not ours, so never after `opened`."""
+    return lease.opened if lease.created == UNBOUNDED else min(lease.created, lease.opened)
+
+
+def _closed_by(lease: Lease, time: float) -> bool:
+    return lease.closed is not None and lease.closed <= time
+
+
+def _may_claim(lease: Lease, parcel: Parcel) -> bool:
+    """Whether this lease's sandbox can have sent what waits in a parcel."""
+    if _closed_by(lease, parcel.start):
+        return False
+    return lease.created == UNBOUNDED or parcel.after <= _begin(lease) < parcel.end

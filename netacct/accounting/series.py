@@ -1,0 +1,256 @@
+"""The totals that grow: which series a pod's bytes go to, and how many series there may be. Pure.
+
+Bytes of a pod go to its pod series, its workload's (if it has one) and its namespace's, all at once, so that each level
+sums to the same. A level has room for so many series of its own; who comes later goes to `__other__` of the namespace.
+That is decided when a name is first seen with a lease, and sticks until the name has ended: a series that changed its
+meaning while somebody watches would be worse than a coarse one.
+
+A name ends when it has been idle for its retention (a pod without a lease; a workload, namespace or `__other__` without
+a lease or a byte). It then frees its place, but its total is kept, for the `kept` names per level that ended last, and
+goes on from there if the name returns (a StatefulSet's pod), so that nobody who remembers the series sees it fall.
+Worker thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from netacct.model import ZERO, Count, Direction, Level, Pod, SeriesKey
+
+OTHER = "__other__"
+"""The label of everything that found no series of its own."""
+
+NAMED = (Level.POD, Level.WORKLOAD, Level.NAMESPACE)
+"""The levels that have names, and therefore caps."""
+
+Name: TypeAlias = tuple[str, ...]
+"""The label values of a series, but direction and traffic."""
+
+Flow: TypeAlias = tuple[Direction, str]
+"""Direction and traffic class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many names each level may have, and how long they last without a lease (seconds).
+
+    kept: so many ended names per level keep their totals in case they return.
+    """
+
+    pods: int = 500
+    workloads: int = 500
+    namespaces: int = 500
+    pod_retention: float = 300.0
+    group_retention: float = 3600.0
+    kept: int = 1000
+
+    def names(self, level: Level) -> int:
+        """How many names of their own this level may have."""
+        return {Level.POD: self.pods, Level.WORKLOAD: self.workloads, Level.NAMESPACE: self.namespaces}[level]
+
+    def retention(self, level: Level, name: Name) -> float:
+        """How long a name lasts after its last activity."""
+        return self.pod_retention if level is Level.POD and name[-1] != OTHER else self.group_retention
+
+
+@dataclass(slots=True)
+class Slot:
+    """Where the bytes of one name go (`target` is the name itself, or its `__other__`), and when it was last active.
+
+    `pod` is the pod that last had a lease under this name (level POD only). `keys` are the series made so far.
+    """
+
+    level: Level
+    name: Name
+    target: Name
+    active: float
+    lasts: float
+    pod: Pod | None = None
+    keys: dict[Flow, SeriesKey] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it takes one of its level's places."""
+        return self.target == self.name and self.name[-1] != OTHER
+
+    @property
+    def lives_on_bytes(self) -> bool:
+        """Whether a byte keeps it alive; a pod's own name lives on leases only."""
+        return self.level is not Level.POD or self.name[-1] == OTHER
+
+    def has_ended(self, at: float) -> bool:
+        """Whether it has been idle for too long."""
+        return at - self.active > self.lasts
+
+    def key(self, flow: Flow) -> SeriesKey:
+        """The series of one direction and class."""
+        key = self.keys.get(flow)
+        if key is None:
+            key = self.keys[flow] = SeriesKey(self.level, self.target, *flow)
+        return key
+
+
+class _Route(NamedTuple):
+    """The slots of one pod's names, those that they book to, and those that its bytes keep alive."""
+
+    pod: Pod
+    slots: tuple[Slot, ...]
+    targets: tuple[Slot, ...]
+    on_bytes: tuple[Slot, ...]
+
+
+SlotState: TypeAlias = tuple[Level, Name, Name, float, Pod | None]
+"""A slot as a value: level, name, target, last active, pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesState:
+    """A `SeriesTable` as a value."""
+
+    totals: dict[SeriesKey, Count]
+    slots: tuple[SlotState, ...] = ()
+    ended: tuple[tuple[Level, Name, float], ...] = ()
+    capped: int = 0
+
+
+class SeriesTable:
+    """All totals and who may have some. `capped` counts the names that were sent to `__other__`."""
+
+    def __init__(self, limits: Limits, state: SeriesState | None = None) -> None:
+        self.limits = limits
+        self.totals: dict[SeriesKey, Count] = {}
+        self.capped = 0
+        self._slots: dict[Level, dict[Name, Slot]] = {level: {} for level in NAMED}
+        self._own: dict[Level, int] = dict.fromkeys(NAMED, 0)
+        self._ended: dict[Level, dict[Name, float]] = {level: {} for level in NAMED}
+        self._purged: dict[Level, float] = {}
+        self._routes: dict[str, _Route] = {}
+        if state is not None:
+            self.totals, self.capped = dict(state.totals), state.capped
+            for level, name, target, active, pod in state.slots:
+                self._insert(level, name, target, active).pod = pod
+            for level, name, active in state.ended:
+                self._ended[level][name] = active
+
+    def state(self) -> SeriesState:
+        """Everything, as a value."""
+        slots = tuple(
+            (level, name, slot.target, slot.active, slot.pod)
+            for level, slots in self._slots.items()
+            for name, slot in slots.items()
+        )
+        ended = tuple((level, name, at) for level, names in self._ended.items() for name, at in names.items())
+        return SeriesState(dict(self.totals), slots, ended, self.capped)
+
+    def lease_seen(self, pod: Pod, active: float, at: float) -> None:
+        """A lease of `pod` was open until `active` (`at`, when it still is): give it places, keep its names alive."""
+        route = self._routes.get(pod.uid)
+        if route is None or route.pod is not pod or any(slot.has_ended(at) for slot in route.slots):
+            lasts = min(self.limits.retention(level, name) for level, name in names_of(pod))
+            if at - active > lasts:
+                return  # it is over for good; if bytes of it turn up still, `book` makes room for them
+            route = self._find_route(pod, active, at)
+        for slot in route.slots:
+            slot.active = max(slot.active, active)
+
+    def book(self, pod: Pod, flow: Flow, count: tuple[int, int], at: float) -> None:
+        """Add to every series of a pod."""
+        route = self._routes.get(pod.uid)
+        if route is None or route.pod is not pod:
+            route = self._find_route(pod, at, at)
+        for slot in route.targets:
+            self.add(slot.keys.get(flow) or slot.key(flow), count)
+        for slot in route.on_bytes:
+            slot.active = max(slot.active, at)
+
+    def add(self, key: SeriesKey, count: tuple[int, int]) -> None:
+        """Add to one series (of the host, or unattributed)."""
+        old = self.totals.get(key, ZERO)
+        # Past the generated __new__, which would take a quarter of a settlement's time.
+        self.totals[key] = tuple.__new__(Count, (old[0] + count[0], old[1] + count[1]))
+
+    def alive(self, now: float) -> Iterator[tuple[Level, Name, Pod | None]]:
+        """The names that have series of their own at `now`, `__other__` included."""
+        for level, slots in self._slots.items():
+            for name, slot in slots.items():
+                if slot.target == name and not slot.has_ended(now):
+                    yield level, name, slot.pod
+
+    def _find_route(self, pod: Pod, active: float, at: float) -> _Route:
+        slots: list[Slot] = []
+        targets: list[Slot] = []
+        for level, name in names_of(pod):
+            slot = self._place(level, name, active, at)
+            target = slot if slot.target == name else self._place(level, slot.target, active, at)
+            slots += [slot] if slot is target else [slot, target]
+            targets.append(target)
+            if level is Level.POD and active >= slot.active:
+                slot.pod = pod
+        on_bytes = tuple(slot for slot in slots if slot.lives_on_bytes)
+        route = self._routes[pod.uid] = _Route(pod, tuple(slots), tuple(targets), on_bytes)
+        return route
+
+    def _place(self, level: Level, name: Name, active: float, at: float) -> Slot:
+        """The place of a name; a new one where it has none, or the old one has lapsed."""
+        slot = self._slots[level].get(name)
+        if slot is not None and not slot.has_ended(at):
+            return slot
+        self._end(level, [name])
+        limit = self.limits.names(level)
+        if self._own[level] >= limit or len(self._slots[level]) > 2 * limit:
+            self._purge(level, at)
+        target = name
+        if name[-1] != OTHER and self._own[level] >= limit:
+            target = self._other(level, name)
+            self.capped += 1
+        self._ended[level].pop(name, None)
+        return self._insert(level, name, target, active)
+
+    def _insert(self, level: Level, name: Name, target: Name, active: float) -> Slot:
+        slot = Slot(level, name, target, active, self.limits.retention(level, name))
+        self._slots[level][name] = slot
+        self._own[level] += slot.is_own
+        return slot
+
+    def _other(self, level: Level, name: Name) -> Name:
+        """The `__other__` of a name: per namespace, unless the namespace itself found no place."""
+        if level is Level.NAMESPACE:
+            return (OTHER,)
+        namespace = self._slots[Level.NAMESPACE][name[:1]].target
+        return (*namespace, *[OTHER] * (len(name) - 1))
+
+    def _purge(self, level: Level, at: float) -> None:
+        """End what has been idle, and forget the totals of what ended longest ago."""
+        if self._purged.get(level) == at:
+            return
+        self._purged[level] = at
+        self._end(level, [name for name, slot in self._slots[level].items() if slot.has_ended(at)])
+        ended = self._ended[level]
+        if len(ended) <= self.limits.kept:
+            return
+        oldest = sorted(ended, key=lambda name: ended[name])[: len(ended) - self.limits.kept * 3 // 4]
+        for name in oldest:
+            del ended[name]
+        gone = set(oldest)
+        for key in [key for key in self.totals if key.level is level and key.labels in gone]:
+            del self.totals[key]
+
+    def _end(self, level: Level, names: Iterable[Name]) -> None:
+        for name in names:
+            slot = self._slots[level].pop(name, None)
+            if slot is None:
+                continue
+            self._routes.clear()
+            self._own[level] -= slot.is_own
+            if slot.target == name:
+                self._ended[level][name] = slot.active
+
+
+def names_of(pod: Pod) -> list[tuple[Level, Name]]:
+    """The names under which a pod's bytes are summed. The namespace comes first: it decides whose `__other__`."""
+    names: list[tuple[Level, Name]] = [(Level.NAMESPACE, (pod.namespace,)), (Level.POD, (pod.namespace, pod.name))]
+    if pod.workload:
+        names.append((Level.WORKLOAD, (pod.namespace, pod.workload_kind, pod.workload)))
+    return names

@@ -1,0 +1,323 @@
+"""Who holds which address, and since when: the observations of all sources, merged into one book of leases.
+
+Goal
+    One address, at most one holder, and the holder is right: bytes follow the address, so a wrong holder is a wrong
+    bill. The book is a value with methods. It does no I/O, knows no clock, and may be called from the agent's worker
+    thread only.
+
+Tensions
+    *Sources lie late, in different orders, and about different things.* A source tells facts ("this sandbox holds this
+    address"), the book keeps them as claims, and one rule picks the holder from the claims: **the newest sandbox
+    wins**. So it does not matter in which order two sources, or two events, arrive.
+
+    *A lease must not end before its last bytes are read*, yet only the book knows that it ends. Therefore two steps:
+    `observe` and `replace` note claims at once, but change no lease; `pending` says what would change;
+    `commit(at)` changes it. Between the two the agent takes a reading, at `at`.
+
+    *A pod can come and go between two commits.* Its bytes are in the kernel all the same, so it gets a lease that
+    opens and closes in one commit, for the ledger to bind them to.
+
+Decisions
+    - Identity is (ip, uid, sandbox). A source that knows no sandbox id (`""`) speaks of the newest one of that uid.
+    - A claim lasts as long as one source that vouched for it still does: "gone" takes back the word of the source that
+      says it, and nobody else's. A source that lags can so keep a dead holder for a while, which costs nothing: a dead
+      sandbox sends nothing, and the next holder is newer. The reverse, one source's error ending a lease that others
+      see alive, would cost bytes.
+    - Between equals (two sandboxes of unknown age above all) who holds the address keeps it until released; then the
+      one seen last gets it.
+    - A sandbox of known age that lost its address to another never gets it back, whatever a lagging source repeats.
+      Of unknown age, it does: a file that lists a tenant goes on meaning it.
+    - A source that goes away keeps its word: silence is not "gone". One that comes back, or that an operator removed
+      from the configuration, is brought up to date with `replace`.
+    - Where sources disagree about a pod's names or labels, the one that stands first in `priority` is believed. Of
+      several creation times the latest is: pods start before their sandboxes.
+
+Invariants
+    I1  At most one open lease per address, and it belongs to a claim that somebody vouches for.
+    I2  No open lease is older than another standing claim of its address that never lost it.
+    I3  Only a "gone" of the same (ip, uid, sandbox) by a source that vouched for it releases, and only a younger one
+        than that source's last word: doubled and reordered events change nothing.
+    I4  What is kept of the past is bounded: closed leases and withdrawn words for `keep` seconds, or as long as
+        a source still repeats the claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+from netacct.model import UNBOUNDED, Address, Lease, Observation, Pod
+
+KEEP = 600.0
+"""Seconds for which closed leases and withdrawn words are remembered: several times any late binding."""
+
+
+class Open(NamedTuple):
+    """An address gets a holder."""
+
+    lease: Lease
+
+
+class Close(NamedTuple):
+    """A holder loses its address; its lease has `closed` set."""
+
+    lease: Lease
+
+
+class Update(NamedTuple):
+    """The holder stays; what is known of it changed."""
+
+    lease: Lease
+    old: Lease
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether bytes from now on go to other series than before."""
+        return _names(self.lease.pod) != _names(self.old.pod)
+
+
+Change: TypeAlias = Open | Close | Update
+
+
+def needs_reading(changes: Iterable[Change]) -> bool:
+    """Whether the counters must be read before these changes are committed."""
+    return any(not isinstance(change, Update) or change.moves_bytes for change in changes)
+
+
+class _Word(NamedTuple):
+    """The last that one source said of one claim."""
+
+    pod: Pod
+    created: float
+    seen_at: float
+
+
+@dataclass(slots=True)
+class _Claim:
+    """One sandbox on one address, with the word of each source that vouches for it."""
+
+    ip: Address
+    uid: str
+    sandbox: str
+    words: dict[str, _Word] = field(default_factory=dict)
+
+    @property
+    def created(self) -> float:
+        return max(word.created for word in self.words.values())
+
+    @property
+    def seen_at(self) -> float:
+        return max(word.seen_at for word in self.words.values())
+
+    def is_of(self, uid: str, sandbox: str) -> bool:
+        return self.uid == uid and (self.sandbox == sandbox or not self.sandbox or not sandbox)
+
+    def held(self, lease: Lease) -> bool:
+        """Whether this lease, of the same address, is the claim's own."""
+        return self.is_of(_uid(lease.pod), lease.sandbox)
+
+
+class LeaseBook:
+    """The book. `leases` is what an earlier book's `state()` gave; its open leases stand until their sources speak."""
+
+    def __init__(self, priority: Sequence[str] = (), leases: Iterable[Lease] = (), *, keep: float = KEEP) -> None:
+        self._priority = {source: rank for rank, source in enumerate(priority)}
+        self._keep = keep
+        self._claims: dict[Address, list[_Claim]] = {}
+        self._open: dict[Address, Lease] = {}
+        self._closed: dict[Address, list[Lease]] = {}
+        self._withdrawn: dict[tuple[str, Address, str, str], float] = {}
+        self._brief: list[Lease] = []
+        self._touched: set[Address] = set()
+        for lease in sorted(leases, key=lambda lease: lease.opened):
+            self._restore(lease)
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Note what a source says. Changes no lease before `commit`."""
+        for seen in observations:
+            self._touched.add(seen.ip)
+            if seen.present:
+                self._vouch(seen)
+            else:
+                self._withdraw(seen.source, seen.ip, _uid(seen.pod), seen.sandbox, seen.seen_at)
+
+    def replace(self, source: str, observations: Iterable[Observation], seen_at: float) -> None:
+        """Note a full list of what `source` sees at `seen_at`: it takes back its word for everything else."""
+        listed = [seen for seen in observations if seen.present]
+        names: dict[Address, list[tuple[str, str]]] = {}
+        for seen in listed:
+            names.setdefault(seen.ip, []).append((_uid(seen.pod), seen.sandbox))
+        for claim in [claim for claims in self._claims.values() for claim in claims if source in claim.words]:
+            if not any(claim.is_of(*name) for name in names.get(claim.ip, ())):
+                self._touched.add(claim.ip)
+                self._withdraw(source, claim.ip, claim.uid, claim.sandbox, seen_at)
+        self.observe(listed)
+
+    def pending(self) -> tuple[Change, ...]:
+        """What `commit` would change now, in its order. Times that only `commit` knows are 0."""
+        return self._changes(0.0)
+
+    def commit(self, at: float) -> tuple[Change, ...]:
+        """Make the pending changes at time `at`, which is when the counters were read, and return them.
+
+        They come as closings, then brief leases (an opening and a closing each), then openings and updates.
+        """
+        changes = self._changes(at)
+        for change in changes:
+            ip = change.lease.ip
+            if isinstance(change, Close):
+                self._closed.setdefault(ip, []).append(change.lease)
+                if self._open.get(ip) == replace(change.lease, closed=None):
+                    del self._open[ip]
+            elif change.lease not in self._brief_leases(at):
+                self._open[ip] = change.lease
+        self._brief.clear()
+        self._touched.clear()
+        self._forget(at - self._keep)
+        return changes
+
+    def open_leases(self) -> tuple[Lease, ...]:
+        """Every lease that lasts."""
+        return tuple(self._open.values())
+
+    def closed_since(self, since: float) -> tuple[Lease, ...]:
+        """Leases that closed at `since` or later, as far as they are remembered."""
+        return tuple(lease for lease in self._past() if lease.closed is not None and lease.closed >= since)
+
+    def leases_since(self, since: float) -> tuple[Lease, ...]:
+        """What a ledger needs to settle an interval that began at `since`: open leases and `closed_since`."""
+        return self.open_leases() + self.closed_since(since)
+
+    def lease_of(self, ip: Address) -> Lease | None:
+        """The open lease of an address."""
+        return self._open.get(ip)
+
+    def state(self) -> tuple[Lease, ...]:
+        """All leases that the book remembers, for a store; `LeaseBook(priority, leases)` takes them back."""
+        return self.open_leases() + tuple(self._past())
+
+    def _past(self) -> Iterator[Lease]:
+        for leases in self._closed.values():
+            yield from leases
+
+    def _restore(self, lease: Lease) -> None:
+        if lease.closed is not None:
+            self._closed.setdefault(lease.ip, []).append(lease)
+            return
+        word = _Word(lease.pod, lease.created, lease.opened)
+        claim = _Claim(lease.ip, _uid(lease.pod), lease.sandbox, dict.fromkeys(lease.sources, word))
+        self._claims.setdefault(lease.ip, []).append(claim)
+        self._open[lease.ip] = lease
+
+    def _vouch(self, seen: Observation) -> None:
+        for sandbox in {seen.sandbox, ""}:
+            if self._withdrawn.get((seen.source, seen.ip, _uid(seen.pod), sandbox), UNBOUNDED) >= seen.seen_at:
+                return
+        claims = self._claims.setdefault(seen.ip, [])
+        matching = [claim for claim in claims if claim.is_of(_uid(seen.pod), seen.sandbox)]
+        if matching:
+            claim = max(matching, key=lambda claim: (claim.sandbox == seen.sandbox, claim.created, claim.seen_at))
+            claim.sandbox = claim.sandbox or seen.sandbox
+        else:
+            claim = _Claim(seen.ip, _uid(seen.pod), seen.sandbox)
+            claims.append(claim)
+            self._brief = [lease for lease in self._brief if lease.ip != seen.ip or not claim.held(lease)]
+        word = claim.words.get(seen.source)
+        if word is None or word.seen_at <= seen.seen_at:
+            claim.words[seen.source] = _Word(seen.pod, seen.created, seen.seen_at)
+
+    def _withdraw(self, source: str, ip: Address, uid: str, sandbox: str, seen_at: float) -> None:
+        key = (source, ip, uid, sandbox)
+        self._withdrawn[key] = max(seen_at, self._withdrawn.get(key, UNBOUNDED))
+        for claim in [claim for claim in self._claims.get(ip, ()) if claim.is_of(uid, sandbox)]:
+            word = claim.words.get(source)
+            if word is None or word.seen_at > seen_at:
+                continue
+            if len(claim.words) == 1:
+                self._drop(claim)
+            else:
+                del claim.words[source]
+
+    def _drop(self, claim: _Claim) -> None:
+        """Remove a claim; if it would have held its address but never got a lease, remember it as a brief one."""
+        if self._holder(claim.ip) is claim and not self._had_lease(claim):
+            self._brief.append(self._lease(claim, 0.0))
+        claims = self._claims[claim.ip]
+        claims.remove(claim)
+        if not claims:
+            del self._claims[claim.ip]
+
+    def _holder(self, ip: Address) -> _Claim | None:
+        """The claim that shall hold `ip`: the newest one that never lost it; among equals the present holder."""
+        standing = [claim for claim in self._claims.get(ip, ()) if not self._lost(claim)]
+        if not standing:
+            return None
+        return max(standing, key=lambda claim: (claim.created, self._holds(claim), claim.seen_at, claim.uid))
+
+    def _holds(self, claim: _Claim) -> bool:
+        lease = self._open.get(claim.ip)
+        return lease is not None and claim.held(lease)
+
+    def _had_lease(self, claim: _Claim) -> bool:
+        return self._holds(claim) or any(claim.held(lease) for lease in self._closed.get(claim.ip, ()))
+
+    def _lost(self, claim: _Claim) -> bool:
+        """Whether a sandbox of known age held the address, and another one got it after that."""
+        if claim.created == UNBOUNDED:
+            return False
+        if self._holds(claim):
+            return any(lease.ip == claim.ip and lease.created > claim.created for lease in self._brief)
+        past = self._closed.get(claim.ip, [])
+        own = max((lease.opened for lease in past if claim.held(lease)), default=None)
+        if own is None:
+            return False
+        present = self._open.get(claim.ip)
+        others = [*past, present] if present else past
+        return any(lease.opened >= own and not claim.held(lease) for lease in others)
+
+    def _lease(self, claim: _Claim, opened: float) -> Lease:
+        source = min(claim.words, key=lambda source: (self._priority.get(source, len(self._priority)), source))
+        pod = claim.words[source].pod
+        return Lease(claim.ip, pod, claim.sandbox, claim.created, opened, sources=frozenset(claim.words))
+
+    def _changes(self, at: float) -> tuple[Change, ...]:
+        closings: list[Change] = []
+        others: list[Change] = []
+        for ip in sorted(self._touched):
+            old, claim = self._open.get(ip), self._holder(ip)
+            if old is not None and claim is not None and self._holds(claim):
+                new = self._lease(claim, old.opened)
+                others += [Update(new, old)] if new != old else []
+                continue
+            closings += [Close(replace(old, closed=at))] if old is not None else []
+            others += [Open(self._lease(claim, at))] if claim is not None else []
+        for lease in self._brief_leases(at):
+            closings += [Open(lease), Close(replace(lease, closed=at))]
+        return (*closings, *others)
+
+    def _brief_leases(self, at: float) -> list[Lease]:
+        return [replace(lease, opened=at) for lease in self._brief]
+
+    def _forget(self, before: float) -> None:
+        self._withdrawn = {key: seen_at for key, seen_at in self._withdrawn.items() if seen_at >= before}
+        for ip, leases in list(self._closed.items()):
+            claims = self._claims.get(ip, ())
+            kept = [
+                lease
+                for lease in leases
+                if (lease.closed or 0.0) >= before or any(claim.held(lease) for claim in claims)
+            ]
+            if kept:
+                self._closed[ip] = kept
+            else:
+                del self._closed[ip]
+
+
+def _uid(pod: Pod) -> str:
+    """What tells pods apart: the uid, or the name where a source has no uid (a file of tenants)."""
+    return pod.uid or f"{pod.namespace}/{pod.name}"
+
+
+def _names(pod: Pod) -> tuple[str, ...]:
+    return (pod.namespace, pod.name, pod.uid, pod.workload_kind, pod.workload)
