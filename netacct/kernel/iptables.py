@@ -1,0 +1,218 @@
+"""The iptables datapath: legacy xtables rules through python-iptables, counters in ipsets.
+
+The sets come first, then the rules that refer to them, then what is left of an older plan is read and destroyed. An
+edit of a table is: take the lock, load the table, compare, change what differs, commit, all in milliseconds; nothing is
+committed where nothing differs. SIGTERM is held off in the calling thread meanwhile, because a process that dies inside
+a commit loses the rule counters of the whole table. In a program of several threads the signal goes to another one:
+there a handler for SIGTERM must be installed, as the agent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from netacct.errors import DatapathError, MissingFeatureError, PermissionRefusedError
+from netacct.kernel import layout
+from netacct.kernel.base import Keep, keep_nothing
+from netacct.kernel.counters import CounterSets
+from netacct.kernel.layout import Layout
+from netacct.kernel.lock import PATIENCE, xtables_lock
+from netacct.kernel.mangle import MangleTable
+from netacct.kernel.netlink import Netlink
+from netacct.kernel.plan import Plan
+from netacct.kernel.setmaker import Members
+from netacct.model import Address, Family, Snapshot, family_of
+
+_FAMILIES: tuple[Family, ...] = (4, 6)
+_TABLES: dict[Family, Path] = {
+    # of the thread's own namespace; /proc/net would be the main thread's
+    4: Path("/proc/thread-self/net/ip_tables_names"),
+    6: Path("/proc/thread-self/net/ip6_tables_names"),
+}
+_COMMIT_TRIES = 8
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}  # linux/capability.h
+
+
+class IptablesDatapath:
+    """The Datapath for legacy xtables. Works in the network namespace of the thread that makes it, and in that thread.
+
+    Args:
+        patience: seconds to wait for the xtables lock.
+
+    Errors: PermissionRefusedError without the capabilities; MissingFeatureError without python-iptables' libraries.
+    """
+
+    name = "iptables"
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        _require_capabilities()
+        self._iptc = _load_iptc()
+        self._patience = patience
+        self._netlink = Netlink()
+        self._sets = CounterSets(self._netlink)
+        self._layouts: tuple[Layout, ...] = ()
+        self._prefilled: dict[Family, frozenset[Address]] = {}
+        self._leased: set[Address] = set()
+
+    def close(self) -> None:
+        """Close the netlink socket. Rules and counters stay."""
+        self._netlink.close()
+
+    def install(self, plan: Plan, keep: Keep = keep_nothing) -> Snapshot:
+        """See `Datapath.install`."""
+        prefilled = {family.family: frozenset(family.prefilled) for family in plan.families}
+        return self._install(layout.build(plan), prefilled, keep)
+
+    def adopt(self, plan: Plan) -> None:
+        """Take a plan as installed without writing anything, so that `verify` and `read` can tell how it is."""
+        self._set_plan(layout.build(plan), {family.family: frozenset(family.prefilled) for family in plan.families})
+
+    def verify(self) -> list[str]:
+        """See `Datapath.verify`. Errors also where nothing was installed or adopted yet."""
+        self._require_plan()
+        found = self._sets.differences(self._members())
+        for family in _FAMILIES:
+            found += [f"IPv{family}: {words}" for words in self._rule_differences(self._layout(family))]
+        return found
+
+    def read(self) -> Snapshot:
+        """See `Datapath.read`."""
+        self._require_plan()
+        return self._sets.read()
+
+    def add(self, ips: Iterable[Address]) -> None:
+        """See `Datapath.add`. An address that finds no room in a set is not refused: it counts as rest."""
+        self._require_plan()
+        new = set(ips)
+        self._sets.add(new)
+        self._leased |= new
+
+    def discard(self, ips: Iterable[Address], keep: Keep = keep_nothing) -> Snapshot:
+        """See `Datapath.discard`. Only for addresses that are silent: a packet between reading and deleting is lost."""
+        self._require_plan()
+        gone = {ip for ip in ips if ip not in self._prefilled.get(family_of(ip), ())}
+        snapshot = self._sets.discard(gone, keep)
+        self._leased -= gone
+        return snapshot
+
+    def remove(self, keep: Keep = keep_nothing) -> Snapshot:
+        """See `Datapath.remove`. Errors also where a rule of somebody else refers to a set or chain of ours."""
+        self._set_plan((), {})
+        self._leased.clear()
+        chains = [name for family in _FAMILIES for name in self._edit(self._layout(family))]
+        snapshot, sets = self._sets.drop(self._sets.ours(), keep)
+        if chains or sets:
+            raise DatapathError(f"rules that are not ours refer to what is left of ours: {', '.join(chains + sets)}")
+        return snapshot
+
+    def _install(
+        self, layouts: tuple[Layout, ...], prefilled: Mapping[Family, frozenset[Address]], keep: Keep
+    ) -> Snapshot:
+        self._set_plan(layouts, prefilled)
+        before, _ = self._sets.drop(self._sets.spares(), keep)
+        self._sets.prepare(layouts, self._members())
+        for family in _FAMILIES:
+            self._edit(self._layout(family))
+        after, _ = self._sets.drop(self._sets.leftovers(), keep)
+        return Snapshot(before.at, before.readings + after.readings)
+
+    def _set_plan(self, layouts: tuple[Layout, ...], prefilled: Mapping[Family, frozenset[Address]]) -> None:
+        self._layouts, self._prefilled = layouts, dict(prefilled)
+        self._sets.adopt(layouts)
+
+    def _require_plan(self) -> None:
+        if not self._layouts:
+            raise DatapathError("nothing is installed yet")
+
+    def _layout(self, family: Family) -> Layout:
+        """The layout of a family; an empty one where the plan does not have it."""
+        found = [one for one in self._layouts if one.family == family]
+        return found[0] if found else Layout(family, (), (), ())
+
+    def _members(self) -> dict[Family, Members]:
+        return {
+            family: Members(
+                sorted(self._prefilled.get(family, ())), [ip for ip in self._leased if family_of(ip) == family]
+            )
+            for family in _FAMILIES
+        }
+
+    def _rule_differences(self, wanted: Layout) -> list[str]:
+        if not _mangle_exists(wanted.family):  # to look for it any other way would make it
+            return ["table mangle is missing"] if wanted.chains else []
+        with self._table(wanted.family) as table:
+            return table.differences(wanted, self._sets.present_names())
+
+    def _table(self, family: Family) -> contextlib.closing[MangleTable]:
+        return contextlib.closing(MangleTable(self._iptc, family))
+
+    def _edit(self, wanted: Layout) -> list[str]:
+        """Bring one family's table to a layout. Returns old chains that stay because others' rules lead to them."""
+        if not wanted.chains and not _mangle_exists(wanted.family):
+            return []
+        for attempt in range(_COMMIT_TRIES):
+            with _sigterm_held_off(), xtables_lock(self._patience), self._table(wanted.family) as table:
+                stuck = table.apply(wanted, self._sets.names)
+                if table.commit():
+                    return stuck
+            # somebody wrote without the lock; not cryptography: two writers shall not keep step
+            time.sleep(0.005 * 2**attempt * random.uniform(0.5, 1.5))  # noqa: S311
+        raise DatapathError(f"table mangle (IPv{wanted.family}) changed under {_COMMIT_TRIES} commits in a row")
+
+
+def _mangle_exists(family: Family) -> bool:
+    """Whether the namespace has the table; loading it with libiptc would create it."""
+    try:
+        return "mangle" in _TABLES[family].read_text(encoding="ascii").split()
+    except FileNotFoundError:  # not even ip_tables is there
+        return False
+
+
+@contextlib.contextmanager
+def _sigterm_held_off() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _require_capabilities() -> None:
+    """Refuse early and by name; libiptc itself would say "you must be root". Source: proc(5), CapEff."""
+    status = Path("/proc/thread-self/status").read_text(encoding="utf-8")
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    effective = int(found[1], 16) if found else 0
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        raise PermissionRefusedError(f"the iptables datapath needs CAP_NET_ADMIN and CAP_NET_RAW ({missing} missing)")
+
+
+def _load_iptc() -> Any:
+    """Import python-iptables; 4 MB, and a tenth of a second of looking for libraries.
+
+    With a `distutils` that can be imported it would load all of setuptools with it, 16 MB; without, it asks sysconfig.
+    """
+    hidden = "distutils" not in sys.modules
+    if hidden:
+        sys.modules["distutils"] = None  # type: ignore[assignment]  # documented: makes the import fail
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its regular expressions have invalid escapes
+            import iptc  # noqa: PLC0415  # commands that touch no kernel shall not pay
+    except Exception as error:  # it raises whatever its search for libraries runs into
+        raise MissingFeatureError(
+            f"python-iptables does not load (libxtables, libip4tc, libip6tc?): {error}"
+        ) from error
+    finally:
+        if hidden:
+            del sys.modules["distutils"]
+    return iptc

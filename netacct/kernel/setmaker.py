@@ -1,0 +1,181 @@
+"""One counter set: its names, what it must be like, and how it is made, adopted or made anew.
+
+A set is made in an order that a kill at any point leaves recognisable: create it, put the sentinel in (its epoch), fill
+it, and only then let rules refer to it. A set that must be made anew while rules use it is built beside it under a
+spare name and swapped in; what is under the spare name afterwards is a leftover to be read and destroyed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+import string
+from collections.abc import Collection, Iterable
+from itertools import chain, islice
+from typing import NamedTuple
+
+from netacct.kernel import ipset
+from netacct.kernel.ipset import Header, SetFullError, Sets
+from netacct.kernel.layout import HALVES, SENTINEL, SET_PREFIX, SetSpec, hash_size
+from netacct.kernel.netlink import Netlink
+from netacct.model import Address, Count, CounterKey, Direction, Family, Network, Scope
+
+EPOCH_LENGTH = 6
+SPARE = "+"
+"""Stands in place of the first dash in the spare name of a set."""
+
+_EPOCH_ALPHABET = string.digits + string.ascii_lowercase
+_EPOCH_BITS = 62  # a sentinel's bytes are a 64-bit counter, and readers in other languages have signed ones
+
+_OURS = re.compile(rf"{SET_PREFIX}([46])([-+])(tx|rx|to|ro|hi|ho|own|local|c\d+)(?:-(.+))?")
+_LEGS = {
+    "tx": (Scope.POD, Direction.TRANSMIT),
+    "rx": (Scope.POD, Direction.RECEIVE),
+    "to": (Scope.REST, Direction.TRANSMIT),
+    "ro": (Scope.REST, Direction.RECEIVE),
+    "hi": (Scope.HOST, Direction.RECEIVE),
+    "ho": (Scope.HOST, Direction.TRANSMIT),
+}
+
+
+class Members(NamedTuple):
+    """The addresses that have counters. `prefilled` must fit; `leased` ones fill what room there is beyond."""
+
+    prefilled: Collection[Address] = ()
+    leased: Collection[Address] = ()
+
+
+def is_ours(name: str) -> bool:
+    """Whether a kernel set is one of ours, by its name."""
+    return _OURS.fullmatch(name) is not None
+
+
+def key_of(name: str) -> CounterKey | None:
+    """The counters that a set of ours holds, by its kernel name (a spare one too); None where it only classifies."""
+    match = _OURS.fullmatch(name)
+    if match is None or match[3] not in _LEGS:
+        return None
+    scope, direction = _LEGS[match[3]]
+    traffic = match[4] if scope is Scope.POD else match[4][: -EPOCH_LENGTH - 1]
+    return CounterKey(4 if match[1] == "4" else 6, scope, direction, traffic)
+
+
+def epoch_of(name: str) -> int:
+    """The epoch in the name of a catch-all set."""
+    return int(name[-EPOCH_LENGTH:], 36)
+
+
+class SetMaker:
+    """Brings one set after the other to what its spec says.
+
+    swapped: whether a set had to be made anew, so that its spare name now holds what it counted before.
+    """
+
+    def __init__(self, netlink: Netlink, sets: Sets, present: Collection[str]) -> None:
+        self._netlink, self._sets, self._present = netlink, sets, present
+        self.swapped = False
+
+    def make(self, spec: SetSpec, members: Members) -> str:
+        """Make, complete or replace one set, keeping its counters where it is of the right kind; returns its name."""
+        if spec.catch_all:
+            return intact_catch_all(self._netlink, spec, self._present) or self._create_catch_all(spec)
+        header = ipset.read_header(self._netlink, spec.name) if spec.name in self._present else None
+        if header is None:
+            self._create(spec, spec.name, members)
+        elif not suits(header, spec) or not self._complete(spec, header, members):
+            spare = spec.name.replace("-", SPARE, 1)
+            self._create(spec, spare, members)
+            self._sets.swap(spare, spec.name)
+            self.swapped = True
+        return spec.name
+
+    def _complete(self, spec: SetSpec, header: Header, members: Members) -> bool:
+        """Complete a set of the right kind in place; False where only a new one will do."""
+        if spec.key is None:
+            return networks_of(self._netlink, spec.name) == set(pairs(spec.networks))
+        counts = ipset.read_counters(self._netlink, spec.name) or {}
+        taken = len(counts.keys() | {SENTINEL[spec.family]})
+        missing = [ip for ip in members.prefilled if ip not in counts]
+        if taken + len(missing) > header.maxelem:
+            return False
+        put_sentinel(self._netlink, spec.name, spec.family)
+        leased = [ip for ip in members.leased if ip not in counts]
+        room = header.maxelem - taken - len(missing)
+        self._fill(spec.name, chain(missing, leased[:room]))
+        return True
+
+    def _create(self, spec: SetSpec, name: str, members: Members) -> None:
+        size = max(spec.size, 1)
+        counted = spec.key is not None
+        self._sets.create_hash(name, spec.type, spec.family, size, hash_size(spec), counters=counted)
+        if not counted:
+            ipset.add(self._netlink, name, pairs(spec.networks))
+            return
+        put_sentinel(self._netlink, name, spec.family)
+        self._fill(name, islice(chain(members.prefilled, members.leased), size - 1))
+
+    def _fill(self, name: str, ips: Iterable[Address]) -> None:
+        try:
+            ipset.add(self._netlink, name, ((ip, None) for ip in ips))
+        except SetFullError:  # packets took the room of leases meanwhile; what has none counts as rest
+            return
+
+    def _create_catch_all(self, spec: SetSpec) -> str:
+        epoch = "".join(secrets.choice(_EPOCH_ALPHABET) for _ in range(EPOCH_LENGTH))
+        name = f"{spec.name}-{epoch}"
+        halves = _halves(spec.family)
+        if spec.type == "bitmap:ip":
+            self._sets.create_halves(name)
+            halves = [(ip, None) for ip, _ in halves]
+        else:
+            self._sets.create_hash(name, spec.type, spec.family, spec.size, hash_size(spec), counters=True)
+        ipset.add(self._netlink, name, halves)
+        return name
+
+
+def intact_catch_all(netlink: Netlink, spec: SetSpec, present: Collection[str]) -> str | None:
+    """The set that carries a catch-all counter on: a complete one, and rather one that rules refer to."""
+    intact = []
+    for name in present:
+        if name[: -EPOCH_LENGTH - 1] == spec.name and key_of(name) == spec.key:
+            header = ipset.read_header(netlink, name)
+            if header and suits(header, spec) and whole(netlink, name, spec.family) is not None:
+                intact.append((header.references, name))
+    return max(intact)[1] if intact else None
+
+
+def suits(header: Header, spec: SetSpec) -> bool:
+    """Whether a set found in the kernel is of the kind that the spec describes. A larger one than needed will do."""
+    if (header.type, header.family, header.counters) != (spec.type, spec.family, spec.key is not None):
+        return False
+    if spec.type == "bitmap:ip":
+        return header.netmask == 1
+    return header.maxelem >= spec.size and header.hashsize >= hash_size(spec)
+
+
+def put_sentinel(netlink: Netlink, name: str, family: Family) -> None:
+    """Give a pod counter set an epoch, unless it has one."""
+    ipset.add_counted(netlink, name, SENTINEL[family], octets=1 + secrets.randbits(_EPOCH_BITS), packets=1)
+
+
+def whole(netlink: Netlink, name: str, family: Family) -> Count | None:
+    """The sum of the halves of a catch-all set; None where one is missing."""
+    elements = ipset.read_elements(netlink, name)
+    if {element.ip for element in elements} != {ip for ip, _ in _halves(family)}:
+        return None
+    return Count(sum(element.bytes for element in elements), sum(element.packets for element in elements))
+
+
+def networks_of(netlink: Netlink, name: str) -> set[tuple[Address, int | None]]:
+    """The content of a classifying set, as `pairs` has it."""
+    return {(element.ip, element.cidr) for element in ipset.read_elements(netlink, name)}
+
+
+def pairs(networks: Iterable[Network]) -> list[tuple[Address, int | None]]:
+    """Networks as (address, prefix length)."""
+    return [(network.network_address.packed, network.prefixlen) for network in networks]
+
+
+def _halves(family: Family) -> list[tuple[Address, int | None]]:
+    return pairs(ipaddress.ip_network(half) for half in HALVES[family])
