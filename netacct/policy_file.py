@@ -157,7 +157,9 @@ def _prefixes(entries: Mapping[str, Node], default: str) -> tuple[Prefix, ...]:
             word = keys["builtin"].choice(tuple(BUILTIN))
             if word in lists:
                 owner, first = lists[word]
-                raise keys["builtin"].error(f"the list {word!r} is in class {owner!r} already, line {first.line}")
+                raise keys["builtin"].error(
+                    f"the list {word!r} is in class {owner!r} already, line {first.line}", "each list once"
+                )
             lists[word] = (name, keys["builtin"])
         elif not items and name not in MAY_BE_EMPTY and name != default:
             allowed = (
@@ -181,7 +183,11 @@ def _claim(written: dict[Network, tuple[str, Node]], net: Network, name: str, no
 
 
 def _network(node: Node) -> Network:
-    net = node.network()
+    try:
+        net = node.network()
+    except ConfigError as error:
+        allowed = error.allowed or "a CIDR such as 10.244.0.0/16 or fd00:10:244::/56, or one address"
+        raise node.error(error.found, allowed) from None
     if isinstance(net, ipaddress.IPv6Network) and net.subnet_of(_MAPPED):
         plain = ipaddress.ip_network((int(net.network_address) & 0xFFFFFFFF, net.prefixlen - 96))
         raise node.error(f"{net} is an IPv4 network in IPv6 clothes, which no packet has", str(plain))

@@ -34,21 +34,51 @@ REFUSED = [
     pytest.param(
         classes("{cidrs: ['fd00::1/64']}"), 2, "classes.a.cidrs[0]", "host bits", "fd00::/64", id="host bits 6"
     ),
-    pytest.param(classes("{cidrs: [10.0.0.0/33]}"), 2, "classes.a.cidrs[0]", "10.0.0.0/33", "", id="length beyond 32"),
     pytest.param(
-        classes("{cidrs: [10.0.0.0/64]}"), 2, "classes.a.cidrs[0]", "10.0.0.0/64", "", id="length of family 6"
+        classes("{cidrs: [10.0.0.0/33]}"),
+        2,
+        "classes.a.cidrs[0]",
+        "10.0.0.0/33",
+        "a CIDR such as",
+        id="length beyond 32",
     ),
-    pytest.param(classes("{cidrs: ['fd00::/129']}"), 2, "classes.a.cidrs[0]", "fd00::/129", "", id="length beyond 128"),
-    pytest.param(classes("{cidrs: [10.0.0.0/-1]}"), 2, "classes.a.cidrs[0]", "10.0.0.0/-1", "", id="negative length"),
-    pytest.param(classes("{cidrs: [10.0.0/8]}"), 2, "classes.a.cidrs[0]", "10.0.0/8", "", id="three octets"),
+    pytest.param(
+        classes("{cidrs: [10.0.0.0/64]}"),
+        2,
+        "classes.a.cidrs[0]",
+        "10.0.0.0/64",
+        "a CIDR such as",
+        id="length of family 6",
+    ),
+    pytest.param(
+        classes("{cidrs: ['fd00::/129']}"),
+        2,
+        "classes.a.cidrs[0]",
+        "fd00::/129",
+        "a CIDR such as",
+        id="length beyond 128",
+    ),
+    pytest.param(
+        classes("{cidrs: [10.0.0.0/-1]}"),
+        2,
+        "classes.a.cidrs[0]",
+        "10.0.0.0/-1",
+        "a CIDR such as",
+        id="negative length",
+    ),
+    pytest.param(
+        classes("{cidrs: [10.0.0/8]}"), 2, "classes.a.cidrs[0]", "10.0.0/8", "a CIDR such as", id="three octets"
+    ),
     pytest.param(
         classes("{cidrs: [10.0.0.0/255.0.0.0]}"), 2, "classes.a.cidrs[0]", "prefix length", "/8", id="netmask"
     ),
     pytest.param(classes("{cidrs: ['fe80::%eth0/64']}"), 2, "classes.a.cidrs[0]", "fe80::%eth0", "", id="zone index"),
-    pytest.param(classes("{cidrs: [storage]}"), 2, "classes.a.cidrs[0]", "'storage'", "", id="a word"),
-    pytest.param(classes("{cidrs: [10]}"), 2, "classes.a.cidrs[0]", "'10'", "", id="a number"),
-    pytest.param(classes("{cidrs: [~]}"), 2, "classes.a.cidrs[0]", "nothing", "", id="null CIDR"),
-    pytest.param(classes("{cidrs: [[10.0.0.0/8]]}"), 2, "classes.a.cidrs[0]", "a list", "", id="list in list"),
+    pytest.param(classes("{cidrs: [storage]}"), 2, "classes.a.cidrs[0]", "'storage'", "a CIDR such as", id="a word"),
+    pytest.param(classes("{cidrs: [10]}"), 2, "classes.a.cidrs[0]", "'10'", "a CIDR such as", id="a number"),
+    pytest.param(classes("{cidrs: [~]}"), 2, "classes.a.cidrs[0]", "nothing", "a CIDR such as", id="null CIDR"),
+    pytest.param(
+        classes("{cidrs: [[10.0.0.0/8]]}"), 2, "classes.a.cidrs[0]", "a list", "a CIDR such as", id="list in list"
+    ),
     pytest.param(classes("{cidrs: 10.0.0.0/8}"), 2, "classes.a.cidrs", "list is expected", "", id="CIDR not in a list"),
     pytest.param(
         classes("{cidrs: ['::ffff:10.0.0.0/104']}"), 2, "classes.a.cidrs[0]", "IPv4", "10.0.0.0/8", id="IPv4-mapped"
@@ -74,7 +104,7 @@ REFUSED = [
         3,
         "classes.b.builtin",
         "class 'a' already, line 2",
-        "",
+        "each list once",
         id="list in two classes",
     ),
     pytest.param(classes("{builtin: privat}"), 2, "classes.a.builtin", "'privat'", "private", id="unknown list"),
