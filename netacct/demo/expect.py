@@ -1,6 +1,6 @@
 """What the agent must count, from what the peers counted: the rules of "what is counted where", written once more.
 
-Pure, and on purpose without any code of the agent: its own longest prefix, its own view of which hook sees which packet.
+Pure, and on purpose without any code of the agent: its own longest prefix, its own view of which hook sees what.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from netacct.demo.flows import Datagrams
 from netacct.demo.peers import NOTHING, Count, Flight
 from netacct.demo.traffic import Tally
-from netacct.demo.world import ACTORS, ADDRESSES, BACKENDS, CLASSES, LOCAL_RANGES, PODS, Family, actor_of
+from netacct.demo.world import ACTORS, ADDRESSES, BACKENDS, CLASSES, LOCAL_RANGES, NEIGHBOURS, PODS, Family, actor_of
 
 RECEIVE, TRANSMIT = "receive", "transmit"
 
@@ -59,7 +59,7 @@ def class_of(address: _Address) -> str:
 
 
 def expected_of_datagrams(flow: Datagrams, family: Family, tally: Tally) -> Iterator[tuple[Series, Count]]:
-    """What one UDP exchange adds: each end that is a pod or the node gets what its own socket, or its peer's, counted."""
+    """What one UDP exchange adds: each end that is a pod or the node gets what its own socket counted."""
     at = {place: ipaddress.ip_address(text) for place, text in ADDRESSES[family].items()}
     client, server = at[flow.client], at[flow.server]
     yield from _leaves(flow.client, flow.server, at[flow.to], server, tally.client_sent)
@@ -68,9 +68,7 @@ def expected_of_datagrams(flow: Datagrams, family: Family, tally: Tally) -> Iter
     yield from _arrives(flow.client, server, tally.client_received)
 
 
-def _leaves(
-    place: str, peer: str, addressed: _Address, real: _Address, count: Count
-) -> Iterator[tuple[Series, Count]]:
+def _leaves(place: str, peer: str, addressed: _Address, real: _Address, count: Count) -> Iterator[tuple[Series, Count]]:
     """A pod sends (booked by where it really goes), or the node sends (booked by whom it addresses)."""
     if place in PODS:
         yield pod_series(place, TRANSMIT, "node" if actor_of(peer) == "node" else class_of(real)), count
@@ -95,12 +93,12 @@ def expected_of_flight(
         actor: the peer that counted.
         flight: which packets.
         count: how many.
-        node_addresses: all addresses of the node, link-local ones included.
+        node_addresses: all addresses that the node has had, link-local ones included.
     """
     source, destination = ipaddress.ip_address(flight.source), ipaddress.ip_address(flight.destination)
     source, destination = _REWRITTEN.get(source, source), _REWRITTEN.get(destination, destination)
     if flight.leaving:
-        to_node = _reaches_node(destination, node_addresses)
+        to_node = _reaches_node(actor, destination, node_addresses)
         if actor in PODS and _is_local(source) and (to_node or not destination.is_multicast):
             yield pod_series(actor, TRANSMIT, "node" if to_node else class_of(destination)), count
         if to_node and source not in _EXITS:
@@ -116,10 +114,12 @@ def _is_local(address: _Address) -> bool:
     return any(net.version == address.version and address in net for net in _LOCAL)
 
 
-def _reaches_node(destination: _Address, node_addresses: frozenset[str]) -> bool:
+def _reaches_node(actor: str, destination: _Address, node_addresses: frozenset[str]) -> bool:
     """Whether the node takes it in: one of its addresses, or a group that a router joins by itself (RFC 4291, 2.8)."""
     if not destination.is_multicast:
         return str(destination) in node_addresses
+    if actor not in PODS and actor not in NEIGHBOURS:
+        return False
     solicited = {
         ipaddress.IPv6Address(_SOLICITED | (int(ipaddress.IPv6Address(text)) & 0xFFFFFF))
         for text in node_addresses
@@ -129,10 +129,12 @@ def _reaches_node(destination: _Address, node_addresses: frozenset[str]) -> bool
 
 
 def pod_series(name: str, direction: str, traffic: str) -> Series:
+    """The series of a pod, called like its actor."""
     return Series("pod", PODS[name].namespace, name, direction, traffic)
 
 
 def host_series(direction: str, traffic: str) -> Series:
+    """The series of the node itself."""
     return Series("host", "", "", direction, traffic)
 
 

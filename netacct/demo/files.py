@@ -32,14 +32,12 @@ marks: {{mask: 0x0000001f, values: {{pod: 1, node: 2, service: 3, private: 4, in
 
 def config(folder: Path, datapath: str) -> str:
     """netacct.yaml; everything that the agent writes stays below `folder`."""
-    return _CONFIG.format(
-        folder=folder, datapath=datapath, port=PORT, range4=LOCAL_RANGES[4], range6=LOCAL_RANGES[6]
-    )
+    return _CONFIG.format(folder=folder, datapath=datapath, port=PORT, range4=LOCAL_RANGES[4], range6=LOCAL_RANGES[6])
 
 
 def policy() -> str:
     """policy.yaml, with a class of the demo's own inside of `private`."""
-    lines = (f'  {name}: {{cidrs: [{", ".join(_quoted(cidrs))}]}}' for name, cidrs in CLASSES.items())
+    lines = (f"  {name}: {{cidrs: [{', '.join(_quoted(cidrs))}]}}" for name, cidrs in CLASSES.items())
     return _POLICY.format(classes="\n".join(lines))
 
 

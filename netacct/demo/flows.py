@@ -16,7 +16,7 @@ BIG = 3000
 class Burst(NamedTuple):
     """So many datagrams of so many bytes."""
 
-    count: int
+    number: int
     size: int
 
 
@@ -98,8 +98,15 @@ _DATAGRAMS = (
     ("node", "remote"),
     ("remote", "node"),
 )
-_BIG = (("train-0", "train-1"), ("train-1", "exit"), ("train-0", "node"), ("node", "web-0"), ("private", "eval-0"))
-_BIG += (("node", "other"), ("internet", "node"))
+_BIG = (
+    ("train-0", "train-1"),
+    ("train-1", "exit"),
+    ("train-0", "node"),
+    ("node", "web-0"),
+    ("private", "eval-0"),
+    ("node", "other"),
+    ("internet", "node"),
+)
 
 
 _HEIR_TALKS = (("{}", "train-0"), ("private", "{}"), ("{}", "exit"), ("{}", "node"), ("{}", "service-web"))
@@ -123,6 +130,15 @@ _ECHOES = (
     ("web-0", "remote"),
 )
 _REFUSALS = (("train-0", "train-1"), ("eval-0", "node"), ("web-0", "exit"), ("node", "eval-0"), ("node", "internet"))
+
+_MURMURS = (
+    ("train-0", "exit"),
+    ("train-0", "eval-1"),
+    ("private", "web-0"),
+    ("train-2", "service-web"),
+    ("train-0", "remote-overlay"),
+    ("node", "internet"),
+)
 
 
 def datagrams(family: Family) -> tuple[Datagrams, ...]:
@@ -153,7 +169,9 @@ def streams(family: Family) -> tuple[Stream, ...]:
     found = []
     for index, (client, to, size) in enumerate(_STREAMS):
         server = _present(backend_of(to), family)
-        found.append(Stream(_present(client, family), _present(to, family), server, 31100 + index, size + 1000 * family))
+        found.append(
+            Stream(_present(client, family), _present(to, family), server, 31100 + index, size + 1000 * family)
+        )
     return tuple(found)
 
 
@@ -175,9 +193,7 @@ def refusals(family: Family) -> tuple[Refused, ...]:
 
 def murmurs(family: Family) -> tuple[Datagrams, ...]:
     """A little of everything, between those who are left in the end."""
-    pairs = (("train-0", "exit"), ("train-0", "eval-1"), ("private", "web-0"), ("train-2", "service-web"))
-    pairs += (("train-0", "remote-overlay"), ("node", "internet"))
-    return tuple(_exchange(i, family, client, to, 23000 + i) for i, (client, to) in enumerate(pairs))
+    return tuple(_exchange(i, family, client, to, 23000 + i) for i, (client, to) in enumerate(_MURMURS))
 
 
 def _present(place: str, family: Family) -> str:

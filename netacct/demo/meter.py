@@ -68,7 +68,12 @@ class Agent:
 
     def read(self) -> Totals:
         """Scrape /metrics."""
-        return dict(exposition.totals(self._get("/metrics")))
+        self.check_alive()
+        try:
+            return exposition.totals(self._get("/metrics"))
+        except OSError as error:
+            self.check_alive()
+            raise DemoError(f"the agent does not answer: {error}\n{self._tail()}") from error
 
     def stop(self) -> None:
         """End the agent: asked first, then made to."""
@@ -88,14 +93,14 @@ class Agent:
         fresh.replace(self._folder / "pods.yaml")
 
     def _await_pods(self, pods: Collection[str]) -> None:
-        self._await(lambda: set(pods) <= exposition.pods(self._get("/metrics")), _NOTICE, "does not show all pods of pods.yaml")
+        self._await(
+            lambda: set(pods) <= exposition.pods(self._get("/metrics")), _NOTICE, "does not show all pods of pods.yaml"
+        )
 
     def _await(self, done: Callable[[], bool], patience: float, complaint: str) -> None:
         end = time.monotonic() + patience
         while True:
-            code = self._process.poll() if self._process else None
-            if code is not None:
-                raise DemoError(f"the agent ended with exit code {code}:\n{self._tail()}")
+            self.check_alive()
             try:
                 if done():
                     return
@@ -104,6 +109,12 @@ class Agent:
             if time.monotonic() > end:
                 raise DemoError(f"the agent {complaint} after {patience:.0f} s:\n{self._tail()}")
             time.sleep(0.05)
+
+    def check_alive(self) -> None:
+        """Raise DemoError, with the end of its log, when the agent has ended."""
+        code = self._process.poll() if self._process else None
+        if code is not None:
+            raise DemoError(f"the agent ended with exit code {code}:\n{self._tail()}")
 
     def _tail(self) -> str:
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:])

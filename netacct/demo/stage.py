@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from netacct.demo import expect, flows, peers
@@ -51,16 +51,24 @@ class Stage:
         self._meter = meter
         self._pods = list(FIRST_PODS)
         self._gone: Seen = {}
+        self._node_addresses: frozenset[str] = frozenset()
 
-    def play(self) -> list[Row]:
-        """Drive IPv4, then IPv6, and compare after each."""
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """Who lives right now."""
+        return tuple(self._pods)
+
+    def play(self, say: Callable[[str], None]) -> list[Row]:
+        """Drive IPv4, then IPv6, and compare after each. `say` gets a line of progress."""
         rows: list[Row] = []
         before = self._quiet_moment()
+        self._node_addresses = self._topology.node_addresses()  # links of pods that die take theirs with them
         for family in FAMILIES:
+            say(f"driving IPv{family} through every path")
             parts = list(self._drive(family))
             after = self._quiet_moment()
             parts += self._by_kernels(before.seen, after.seen)
-            rows += compare(family, expect.total(parts), expect.grown(before.counted, after.counted))
+            rows += _compare(family, expect.total(parts), expect.grown(before.counted, after.counted))
             before = after
         return rows
 
@@ -118,14 +126,13 @@ class Stage:
 
     def _by_kernels(self, before: Seen, after: Seen) -> Iterator[tuple[Series, Count]]:
         """What the packets add that no socket counted."""
-        own = self._topology.node_addresses()
         for (actor, flight), count in after.items():
             fresh = count.minus(before.get((actor, flight), NOTHING))
             if fresh != NOTHING:
-                yield from expect.expected_of_flight(actor, flight, fresh, own)
+                yield from expect.expected_of_flight(actor, flight, fresh, self._node_addresses)
 
 
-def compare(family: Family, sent: Mapping[Series, Count], counted: Mapping[Series, Count]) -> list[Row]:
+def _compare(family: Family, sent: Mapping[Series, Count], counted: Mapping[Series, Count]) -> list[Row]:
     """One row per series that either side knows, in the order of its name."""
     return [
         Row(family, series, sent.get(series, NOTHING), counted.get(series, NOTHING))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from textwrap import dedent
 
 from netacct.demo import peers
@@ -278,8 +277,3 @@ def _batch(space: Namespace, lines: str) -> None:
 def _set(space: Namespace, values: dict[str, int]) -> None:
     for key, value in values.items():
         space.sysctl(key, value)
-
-
-def open_links(names: Iterable[str]) -> tuple[str, ...]:
-    """The node's interface towards each pod."""
-    return tuple(f"v-{name}" for name in names)

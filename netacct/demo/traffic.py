@@ -37,15 +37,18 @@ class Driver:
 
     def exchange(self, flow: Datagrams) -> Tally:
         """Requests one way, replies the other. A datagram that is lost shows as a difference between both ends."""
-        with self._socket(flow.client, socket.SOCK_DGRAM) as client, self._socket(flow.server, socket.SOCK_DGRAM) as server:
+        with (
+            self._socket(flow.client, socket.SOCK_DGRAM) as client,
+            self._socket(flow.server, socket.SOCK_DGRAM) as server,
+        ):
             client.bind((self._address(flow.client), 0))
             server.bind((self._address(flow.server), flow.port))
             sent = self._send(client, flow.requests, (self._address(flow.to), flow.port))
-            arrived, sender = self._receive(server, flow.requests.count)
+            arrived, sender = self._receive(server, flow.requests.number)
             if sender is None:
                 raise DemoError(f"IPv{self._family}: nothing of {flow.client} to {flow.to} arrived at {flow.server}")
             answered = self._send(server, flow.replies, sender)
-            returned, _ = self._receive(client, flow.replies.count)
+            returned, _ = self._receive(client, flow.replies.number)
         return Tally(sent, arrived, answered, returned)
 
     def stream(self, flow: Stream) -> None:
@@ -69,7 +72,7 @@ class Driver:
         with self._socket(flow.client, socket.SOCK_RAW, protocol) as client:
             client.bind((self._address(flow.client), 0))
             payload = bytes(flow.requests.size)
-            for number in range(flow.requests.count):
+            for number in range(flow.requests.number):
                 head = struct.pack("!BBHHH", kind, 0, 0, 0x4E41, number)
                 message = head[:2] + struct.pack("!H", _checksum(head + payload)) + head[4:] + payload
                 client.sendto(message, (self._address(flow.to), 0))
@@ -80,7 +83,7 @@ class Driver:
         with self._socket(flow.client, socket.SOCK_DGRAM) as client:
             client.bind((self._address(flow.client), 0))
             client.connect((self._address(flow.to), flow.port))
-            for _ in range(flow.requests.count):
+            for _ in range(flow.requests.number):
                 try:
                     client.send(bytes(flow.requests.size))
                     client.recv(1)
@@ -97,11 +100,10 @@ class Driver:
     def _address(self, place: str) -> str:
         return ADDRESSES[self._family][place]
 
-
     def _send(self, end: socket.socket, burst: Burst, to: tuple[str, int]) -> Count:
-        for _ in range(burst.count):
+        for _ in range(burst.number):
             end.sendto(bytes(burst.size), to)
-        return Count(burst.count * (burst.size + _HEADERS[self._family]), burst.count)
+        return Count(burst.number * (burst.size + _HEADERS[self._family]), burst.number)
 
     def _receive(self, end: socket.socket, count: int) -> tuple[Count, tuple[str, int] | None]:
         total, sender = Count(0, 0), None
@@ -145,7 +147,7 @@ def _send_all(client: socket.socket, size: int) -> None:
 def _checksum(message: bytes) -> int:
     """The Internet checksum (RFC 1071). For ICMPv6 the kernel writes its own over it."""
     padded = message + bytes(len(message) % 2)
-    total = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
+    total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

@@ -6,7 +6,6 @@ actor. A service is a place of nobody: the node rewrites it to a real place.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Literal, NamedTuple, TypeAlias
 
 Family: TypeAlias = Literal[4, 6]
@@ -40,6 +39,8 @@ HEIRS: dict[Family, tuple[str, str]] = {4: ("train-1", "eval-1"), 6: ("eval-0", 
 """Who dies, and who gets its addresses, while a family is driven."""
 
 PEERS = ("other", "gateway", "remote", "private", "internet")
+NEIGHBOURS = ("other", "gateway")
+"""Peers on the node's own link, whose multicast it hears."""
 
 ADDRESSES: dict[Family, dict[str, str]] = {
     4: {
@@ -118,8 +119,3 @@ def actor_of(place: str) -> str:
 def backend_of(place: str) -> str:
     """Where a packet to this place ends up: somewhere else for a service, right there for all others."""
     return BACKENDS.get(place, place)
-
-
-def packed_version(family: Family) -> type[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """The network class of a family."""
-    return ipaddress.IPv4Network if family == 4 else ipaddress.IPv6Network

@@ -101,7 +101,7 @@ def rows() -> Iterator[list[Row]]:
     topology = Topology()
     try:
         topology.build()
-        yield Stage(topology, HookMeter(topology.spaces["node"])).play()
+        yield Stage(topology, HookMeter(topology.spaces["node"])).play(print)
     finally:
         topology.close()
 
