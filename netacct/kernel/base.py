@@ -35,6 +35,10 @@ class Datapath(Protocol):
         """
         ...
 
+    def adopt(self, plan: Plan) -> None:
+        """Take a plan as installed without writing anything, so that `verify` and `read` can tell how it is."""
+        ...
+
     def verify(self) -> list[str]:
         """Each difference between the kernel and the installed plan, in words; empty when in sync. Writes nothing."""
         ...
