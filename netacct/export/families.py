@@ -104,7 +104,7 @@ RULES_IN_SYNC = Family(
 )
 RULE_REPAIRS = Family("netacct_rule_repairs_total", "counter", "Repairs of rules or sets that somebody else changed.")
 COUNTER_RESETS = Family(
-    "netacct_counter_resets_total",
+    "netacct_unexplained_resets_total",
     "counter",
     "Kernel counters that went backwards without a new epoch; what they had counted since the last reading is lost.",
 )
