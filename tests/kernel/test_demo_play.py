@@ -109,3 +109,22 @@ def rows() -> Iterator[list[Row]]:
 def test_every_series_agrees_with_the_hooks(rows: list[Row]) -> None:
     """What the peers sent, sorted by the demo's rules, is what counters at the node's own hooks saw."""
     assert [row for row in rows if not row.exact] == []
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_every_class_is_driven(rows: list[Row], family: Family) -> None:
+    """Pods and the host see each class that they can see, in both directions and both families."""
+    seen = {(row.series.level, row.series.direction, row.series.traffic) for row in rows if row.family == family}
+    of_pods = {"pod", "node", "private", "storage", "internet"}
+    for direction in ("receive", "transmit"):
+        assert {traffic for level, way, traffic in seen if (level, way) == ("pod", direction)} == of_pods
+    assert {traffic for level, way, traffic in seen if (level, way) == ("host", "receive")} == {*of_pods, "tunnel"}
+    sent = {traffic for level, way, traffic in seen if (level, way) == ("host", "transmit")}
+    assert sent == {*of_pods, "tunnel", "service"}
+
+
+@pytest.mark.parametrize(("family", "dead", "heir"), [(4, "train-1", "eval-1"), (6, "eval-0", "train-2")])
+def test_both_tenants_of_an_address_have_traffic(rows: list[Row], family: Family, dead: str, heir: str) -> None:
+    """The pod that died and the pod that got its address each have series of their own."""
+    pods = {row.series.name for row in rows if row.family == family and row.series.level == "pod"}
+    assert {dead, heir} <= pods
