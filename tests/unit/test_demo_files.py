@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from netacct import config, policy_file
-from netacct.demo import exposition, files, peers, report
+from netacct.demo import exposition, files, peers, report, session
 from netacct.demo.expect import Series
+from netacct.demo.netns import DemoError
 from netacct.demo.peers import Count, Flight
 from netacct.demo.stage import Row
 from netacct.demo.world import FIRST_PODS
@@ -101,3 +104,11 @@ def test_unattributed_traffic_is_a_difference() -> None:
         ("ipv4", "-", "unattributed", "receive", "pod", "0", "99", "99", "0", "1"),
     ]
     assert "1 of them differ" in report.verdict([row])
+
+
+def test_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is not there is named together with its package."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setitem(session.TOOLS, "no-such-program", "no-such-package")
+    with pytest.raises(DemoError, match=r"no-such-program \(Debian package no-such-package\)"):
+        session.require_tools()
