@@ -1,0 +1,180 @@
+"""The books of one node: who held which address, what was counted, what was shown, and the store under all of it.
+
+Joins the lease book, the ledger and the exposure, which do not know each other, and keeps the one order that makes a
+crash harmless: read, settle with the leases as they were, change the leases, store. Worker thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from netacct.accounting import exposure
+from netacct.accounting.encoding import Checkpoint
+from netacct.accounting.exposure import Exposure
+from netacct.accounting.ledger import Ledger
+from netacct.accounting.series import Limits
+from netacct.accounting.store import Store
+from netacct.config import Config
+from netacct.errors import StoreError
+from netacct.identity.leases import Change, LeaseBook, needs_reading
+from netacct.identity.source import Replace, SourceEvent
+from netacct.log import Repeats, get
+from netacct.model import Address, Count, Direction, Lease, Level, SeriesKey, Snapshot
+
+STORE_TROUBLE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class PodLine:
+    """What `netacct pods` shows of one pod: its addresses and, where it has series of its own, its totals."""
+
+    lease: Lease
+    addresses: tuple[Address, ...]
+    received: Count
+    transmitted: Count
+
+
+class Books:
+    """Everything that is remembered.
+
+    Args:
+        store: where to; `load` is called at once.
+        config: for limits, retention, zero-first and late binding.
+        priority: the identity sources, most trusted first.
+
+    Attributes:
+        resumed: whether an earlier agent's state goes on.
+        saved_at: time of the last successful save.
+    """
+
+    def __init__(self, store: Store, config: Config, priority: Sequence[str]) -> None:
+        self._store, self._config, self._priority = store, config, priority
+        self._log = get(part="books")
+        self._repeats = Repeats(STORE_TROUBLE_SECONDS)
+        self.saved_at = 0.0
+        self.ledger: Ledger
+        self.leases: LeaseBook
+        self.exposure: Exposure
+        found = self._load()
+        self.resumed = found is not None
+        self._open(found)
+
+    def reject(self, reason: str) -> None:
+        """Put the loaded state aside, because it does not fit the kernel, and begin anew."""
+        try:
+            self._store.discard(reason)
+        except StoreError as error:
+            self._log.error("cannot put the unfitting state aside", error=str(error))
+        self._log.warning("the stored state is not used", reason=reason)
+        self.resumed = False
+        self._open(None)
+
+    def note(self, event: SourceEvent) -> None:
+        """Note what a source says; changes no lease before `commit`."""
+        if isinstance(event, Replace):
+            self.leases.replace(event.source, event.observations, event.seen_at)
+        else:
+            self.leases.observe(event.observations)
+
+    def pending(self) -> tuple[Change, ...]:
+        """The lease changes that `commit` would make."""
+        return self.leases.pending()
+
+    def settle(self, snapshot: Snapshot, at: float, *, final: bool = False) -> None:
+        """Book a reading with the leases as they are."""
+        self.ledger.settle(snapshot, self.leases.leases_since(self.ledger.since), at, final=final)
+
+    def commit(self, at: float) -> tuple[Change, ...]:
+        """Make the noted lease changes, as of a reading that was settled at `at`; the caller saves."""
+        changes = self.leases.commit(at)
+        if needs_reading(changes):
+            # Gives new pods their series at once, and binds what waited for their names.
+            self.settle(Snapshot(at, ()), at)
+        return changes
+
+    def save(self, at: float) -> bool:
+        """Store everything. A store that fails is logged, sparingly: the agent goes on and tries again."""
+        state = self.ledger.state()
+        try:
+            self._store.save(Checkpoint(state, self.leases.state(), self.exposure.state()))
+        except StoreError as error:
+            if self._repeats.due("save"):
+                self._log.error("cannot store the totals, trying again", error=str(error))
+            return False
+        self._repeats.forget("save")
+        self.ledger.saved()
+        self.saved_at = at
+        return True
+
+    def show(self, now: float) -> exposure.View:
+        """What a scrape shows at `now`, stored first where it must be."""
+        view = self.exposure.view(self.ledger.totals, self.ledger.alive(now), now)
+        if view.must_save or self.ledger.must_save:
+            self.save(now)
+        return view
+
+    def pods(self) -> list[PodLine]:
+        """Every pod with an open lease, by namespace and name."""
+        held: dict[tuple[str, str], list[Lease]] = {}
+        for lease in self.leases.open_leases():
+            held.setdefault((lease.pod.namespace, lease.pod.name), []).append(lease)
+        sums: dict[tuple[tuple[str, ...], Direction], Count] = {}
+        for key, count in self.ledger.totals.items():
+            if key.level is Level.POD:
+                sums[key.labels, key.direction] = count.plus(sums.get((key.labels, key.direction), Count(0, 0)))
+        return [
+            PodLine(
+                max(leases, key=lambda lease: lease.opened),
+                tuple(sorted(lease.ip for lease in leases)),
+                sums.get((name, Direction.RECEIVE), Count(0, 0)),
+                sums.get((name, Direction.TRANSMIT), Count(0, 0)),
+            )
+            for name, leases in sorted(held.items())
+        ]
+
+    def totals(self, level: Level) -> Iterable[tuple[SeriesKey, Count]]:
+        """The totals of one level."""
+        return ((key, count) for key, count in self.ledger.totals.items() if key.level is level)
+
+    def reconfigure(self, config: Config) -> None:
+        """Go on with other limits: as a restart would, without the file."""
+        state = Checkpoint(self.ledger.state(), self.leases.state(), self.exposure.state())
+        self._config = config
+        claims = self.leases
+        self._open(state)
+        self.leases = claims  # who vouched for what is not part of the state
+
+    def _load(self) -> Checkpoint | None:
+        try:
+            found = self._store.load()
+        except StoreError as error:
+            self._log.error("cannot read the stored totals, beginning at 0", error=str(error))
+            return None
+        if found.checkpoint is None and found.reason != "new":
+            self._log.warning("the stored state is not used", reason=found.reason)
+        return found.checkpoint
+
+    def _open(self, found: Checkpoint | None) -> None:
+        metrics = self._config.metrics
+        limits = Limits(
+            pods=metrics.max_pod_series,
+            workloads=metrics.max_workload_series,
+            namespaces=metrics.max_namespace_series,
+            pod_retention=metrics.retention,
+        )
+        self.ledger = Ledger(
+            found.ledger if found else None, limits=limits, late_binding=self._config.identity.late_binding
+        )
+        self.leases = LeaseBook(self._priority, found.leases if found else ())
+        self.exposure = Exposure(
+            found.exposure if found else None,
+            zero_first=metrics.zero_first,
+            patience=metrics.retention,
+            levels=self._levels(),
+        )
+
+    def _levels(self) -> list[Level]:
+        hidden = set() if self._config.metrics.pods else {Level.POD}
+        hidden |= set() if self._config.metrics.workloads else {Level.WORKLOAD}
+        return [level for level in Level if level not in hidden]

@@ -1,0 +1,174 @@
+"""`netacct rules show|diff|apply|remove|explain`: what is, or should be, in the kernel, and why."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from netacct.cli import common, configuration, output
+from netacct.errors import EX_FAILURE
+
+if TYPE_CHECKING:
+    from netacct.config import Config
+    from netacct.kernel.plan import Plan
+
+FORMATS = ("ipset", "iptables", "ip6tables")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the commands."""
+    parser = subparsers.add_parser(
+        "rules",
+        help="show, compare, apply, remove or explain the rules",
+        description="The rules are those that configuration, policy and pods file ask for on this node, now.",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    show = _action(actions, "show", _show, "print the rules and sets that this node should have")
+    _format(show)
+    _action(actions, "diff", _diff, "print how the kernel differs from that; exit code 1 where it does")
+    apply = _action(actions, "apply", _apply, "install or repair; counters and totals are kept")
+    _dry(apply, "print what should be there instead of making it so")
+    remove = _action(actions, "remove", _remove, "book the last values, then take everything of netacct away")
+    _dry(remove, "print what would be taken away instead of doing so")
+    explain = _action(actions, "explain", _explain, "tell an address's class, and the line that decided")
+    explain.add_argument("address", metavar="ADDRESS", help="an IPv4 or IPv6 address")
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, run: object, text: str
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    common(parser)
+    output.add_format(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _dry(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    _format(parser)
+
+
+def _format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format", choices=FORMATS, help="as input for one tool: `ipset restore`, `iptables-restore --noflush` …"
+    )
+
+
+def _show(args: argparse.Namespace) -> int:
+    _print_plan(_plan(configuration(args)), args)
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from netacct.control import NoAgentError, ask  # noqa: PLC0415 -- other commands start faster without it
+    from netacct.service import make_datapath  # noqa: PLC0415 -- as above
+
+    config = configuration(args)
+    try:
+        found: list[str] = ask(Path(config.state_dir), "differences")
+    except NoAgentError:
+        datapath = make_datapath(config)
+        datapath.adopt(_plan(config))
+        found = datapath.verify()
+    _print_lines(args, found)
+    return EX_FAILURE if found else 0
+
+
+def _apply(args: argparse.Namespace) -> int:
+    config = configuration(args)
+    if args.dry_run or args.format:
+        _print_plan(_plan(config), args)
+        return 0
+    _print_lines(args, _write(config, "apply"))
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    config = configuration(args)
+    if args.dry_run or args.format:
+        _print_removal(_plan(config), args)
+        return 0
+    _print_lines(args, _write(config, "remove"))
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from netacct import explain, policy_file  # noqa: PLC0415 -- other commands start faster without it
+    from netacct.agent import local_ranges  # noqa: PLC0415 -- as above
+    from netacct.identity.ranges import own_addresses  # noqa: PLC0415 -- as above
+
+    config = configuration(args)
+    policy = policy_file.load(config.policy)
+    facts = explain.explain(policy, args.address, own_addresses(), local_ranges(config))
+    if args.output == "json":
+        output.write_json(facts)
+    else:
+        width = max(map(len, facts)) + 1
+        output.write("".join(f"{name + ':':<{width}} {value}\n" for name, value in facts.items()))
+    return 0
+
+
+def _plan(config: Config) -> Plan:
+    from netacct.agent import plan_from_files  # noqa: PLC0415 -- other commands start faster without it
+
+    return plan_from_files(config)
+
+
+def _write(config: Config, command: str) -> list[str]:
+    """Let the running agent do it; where none runs, be the agent for that long."""
+    from netacct.control import NoAgentError, ask, sole_writer  # noqa: PLC0415 -- other commands start faster without it
+    from netacct.service import apply_once, remove_once  # noqa: PLC0415 -- as above
+
+    state_dir = Path(config.state_dir)
+    try:
+        done: list[str] = ask(state_dir, command)
+    except NoAgentError:
+        with sole_writer(state_dir):
+            done = apply_once(config) if command == "apply" else remove_once(config)
+    return done
+
+
+def _print_plan(plan: Plan, args: argparse.Namespace) -> None:
+    from netacct.kernel import layout, render  # noqa: PLC0415 -- other commands start faster without it
+
+    layouts = layout.build(plan)
+    prefilled = {family.family: family.prefilled for family in plan.families}
+    if args.format == "ipset":
+        output.write("\n".join(render.ipset_text(one, prefilled[one.family]) for one in layouts))
+    elif args.format:
+        family = 4 if args.format == "iptables" else 6
+        output.write("\n".join(render.iptables_text(one) for one in layouts if one.family == family))
+    elif args.output == "json":
+        output.write_json(
+            {
+                f"ipv{one.family}": {"rules": render.rules(one), "sets": [spec.name for spec in one.sets]}
+                for one in layouts
+            }
+        )
+    else:
+        output.write("\n".join(f"# IPv{one.family}\n" + "\n".join(render.rules(one)) + "\n" for one in layouts))
+
+
+def _print_removal(plan: Plan, args: argparse.Namespace) -> None:
+    from netacct.kernel import layout, render  # noqa: PLC0415 -- other commands start faster without it
+
+    layouts = layout.build(plan)
+    if args.format == "ipset":
+        from netacct.kernel.counters import set_names  # noqa: PLC0415 -- as above
+
+        output.write("".join(f"destroy {name}\n" for name in set_names()))
+    elif args.format:
+        family = 4 if args.format == "iptables" else 6
+        output.write("".join(render.removal_text(one) for one in layouts if one.family == family))
+    else:
+        lines = [line for one in layouts for line in render.removal_text(one).splitlines()]
+        _print_lines(args, [line for line in lines if line.startswith("-")])
+
+
+def _print_lines(args: argparse.Namespace, lines: list[str]) -> None:
+    if args.output == "json":
+        output.write_json(lines)
+    else:
+        output.write("".join(f"{line}\n" for line in lines))
