@@ -24,7 +24,8 @@ _GET_RULE, _GET_ACTION = 34, 50
 _RULE_HEADER = 12  # struct fib_rule_hdr
 _RULE_PRIORITY, _RULE_MARK, _RULE_MASK = 6, 10, 16
 _ACTION_HEADER = 4  # struct tcamsg
-_ACTION_TABLE, _ACTION_KIND, _ACTION_OPTIONS, _ACTION_INDEX = 1, 1, 2, 3
+_ACTION_TABLE, _ACTION_KIND, _ACTION_OPTIONS = 1, 1, 2
+_PARAMETERS = 2  # TCA_SKBEDIT_PARMS, the same in other actions; begins with the action's index
 _SKBEDIT_MARK, _SKBEDIT_MASK = 5, 8
 _WHOLE_MARK = ("connmark", "ctinfo")
 """Actions that copy the connection's mark into the packet's."""
@@ -73,15 +74,15 @@ def actions_of(kind: str) -> list[Writer]:
 def action_writer(parts: dict[int, memoryview]) -> Writer:
     """One action, from its attributes."""
     kind = bytes(parts[_ACTION_KIND]).rstrip(b"\0").decode("ascii", "replace")
-    index = _NUMBER.unpack(parts[_ACTION_INDEX])[0] if _ACTION_INDEX in parts else 0
-    where = f"tc action {kind} index {index}"
-    if kind in _WHOLE_MARK:
-        return Writer(where, ALL_BITS)
-    options = _numbers(parts[_ACTION_OPTIONS]) if kind == "skbedit" and _ACTION_OPTIONS in parts else {}
-    return Writer(where, options.get(_SKBEDIT_MASK, ALL_BITS) if _SKBEDIT_MARK in options else 0)
+    options = dict(attributes(parts[_ACTION_OPTIONS])) if _ACTION_OPTIONS in parts else {}
+    index = f" index {_NUMBER.unpack_from(options[_PARAMETERS])[0]}" if _PARAMETERS in options else ""
+    bits = ALL_BITS if kind in _WHOLE_MARK else 0
+    if kind == "skbedit" and _SKBEDIT_MARK in options:
+        bits = _NUMBER.unpack(options[_SKBEDIT_MASK])[0] if _SKBEDIT_MASK in options else ALL_BITS
+    return Writer(f"tc action {kind}{index}", bits)
 
 
-def _numbers(data: bytes | memoryview) -> dict[int, int]:
+def _numbers(data: bytes) -> dict[int, int]:
     """The attributes that are 32-bit numbers in host byte order."""
     found = attributes(memoryview(data))
     return {kind: _NUMBER.unpack(value)[0] for kind, value in found if len(value) == _NUMBER.size}
