@@ -38,6 +38,12 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def set_names() -> list[str]:
+    """The names of all sets of ours in this thread's network namespace. Errors: DatapathError."""
+    with Netlink() as netlink:
+        return CounterSets(netlink).ours()
+
+
 class CounterSets:
     """The kernel's sets for the installed layouts. For one thread.
 

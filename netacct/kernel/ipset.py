@@ -39,9 +39,14 @@ _ERR_FIND_TYPE, _ERR_MAX_SETS, _ERR_BUSY, _ERR_EXIST, _ERR_HASH_FULL = 4098, 409
 
 _BATCH = 1000  # elements per message: an attribute ends at 64 KiB, an IPv6 element with a prefix takes 36 bytes
 
-# One element of a hash:ip set with counters, as the kernel sends it: the headers of DATA, IP and IPADDR_*, the address,
+# One element with counters, as the kernel sends it: headers of DATA, IP and IPADDR_*, the address, in hash:net CIDR,
 # then headers and values of BYTES and PACKETS. Other lengths (a 64-bit padding attribute) go the slow way.
-_ELEMENT = {40: struct.Struct(">12x4s4xQ4xQ"), 52: struct.Struct(">12x16s4xQ4xQ")}
+_ELEMENT = {
+    40: struct.Struct(">12x4s4xQ4xQ"),
+    48: struct.Struct(">12x4s8x4xQ4xQ"),
+    52: struct.Struct(">12x16s4xQ4xQ"),
+    60: struct.Struct(">12x16s8x4xQ4xQ"),
+}
 _LENGTH = struct.Struct("=H")
 
 
@@ -92,7 +97,7 @@ def read_elements(netlink: Netlink, name: str) -> list[Element]:
 
 
 def read_counters(netlink: Netlink, name: str) -> dict[Address, tuple[int, int]] | None:
-    """(bytes, packets) of each address of a `hash:ip` set with counters; None where there is no such set."""
+    """(bytes, packets) of each address (of each prefix's, in `hash:net`); None where there is no such set."""
     messages = _list(netlink, name)
     if not messages:
         return None
@@ -101,8 +106,9 @@ def read_counters(netlink: Netlink, name: str) -> dict[Address, tuple[int, int]]
         layout = _ELEMENT.get(_LENGTH.unpack_from(adt)[0])
         if layout is None or len(adt) % layout.size:
             counts.update((element.ip, (element.bytes, element.packets)) for element in _slow(adt))
-        else:
-            counts.update([(ip, (octets, packets)) for ip, octets, packets in layout.iter_unpack(adt)])
+            continue
+        for ip, octets, packets in layout.iter_unpack(adt):  # half a microsecond each: most of a large reading
+            counts[ip] = (octets, packets)
     return counts
 
 
@@ -201,7 +207,7 @@ class Sets:
         return True
 
 
-def _list(netlink: Netlink, name: str, flags: bytes = b"") -> list[bytes]:
+def _list(netlink: Netlink, name: str, flags: bytes = b"") -> list[memoryview]:
     """The messages that describe one set, none where it does not exist."""
     try:
         return netlink.dump(_LIST, 0, _VERSION + _name(name) + flags)
@@ -211,11 +217,11 @@ def _list(netlink: Netlink, name: str, flags: bytes = b"") -> list[bytes]:
         raise _explain(error, f"read set {name}") from error
 
 
-def _adt(messages: Iterable[bytes]) -> Iterator[bytes]:
+def _adt(messages: Iterable[memoryview]) -> Iterator[memoryview]:
     return (value for data in messages for kind, value in attributes(data) if kind == _ADT and value)
 
 
-def _header(message: bytes) -> Header:
+def _header(message: memoryview) -> Header:
     top = dict(attributes(message))
     own = dict(attributes(top[_DATA]))
     number = {kind: int.from_bytes(own.get(kind, b""), "big") for kind in (_HASHSIZE, _MAXELEM, _NETMASK, _CADT_FLAGS)}
@@ -230,12 +236,12 @@ def _header(message: bytes) -> Header:
     )
 
 
-def _slow(adt: bytes) -> Iterator[Element]:
+def _slow(adt: memoryview) -> Iterator[Element]:
     for _, data in attributes(adt):
         own = dict(attributes(data))
         (_, ip), *_ = attributes(own[_IP])
         octets, packets = (int.from_bytes(own.get(kind, b""), "big") for kind in (_BYTES, _PACKETS))
-        yield Element(ip, own[_CIDR][0] if _CIDR in own else None, octets, packets)
+        yield Element(bytes(ip), own[_CIDR][0] if _CIDR in own else None, octets, packets)
 
 
 def _change(netlink: Netlink, command: int, name: str, elements: Iterable[tuple[Address, int | None]]) -> None:
@@ -260,8 +266,8 @@ def _name(name: str) -> bytes:
     return attribute(_SETNAME, name.encode() + b"\0")
 
 
-def _text(value: bytes) -> str:
-    return value.rstrip(b"\0").decode("ascii", "replace")
+def _text(value: memoryview) -> str:
+    return bytes(value).rstrip(b"\0").decode("ascii", "replace")
 
 
 def _nfproto(family: Family) -> int:

@@ -123,6 +123,8 @@ class IptablesDatapath:
         for family in _FAMILIES:
             self._edit(self._layout(family))
         after, _ = self._sets.drop(self._sets.leftovers(), keep)
+        if not before.readings:
+            return after
         return Snapshot(before.at, before.readings + after.readings)
 
     def _set_plan(self, layouts: tuple[Layout, ...], prefilled: Mapping[Family, frozenset[Address]]) -> None:

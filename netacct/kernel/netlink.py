@@ -74,7 +74,7 @@ class Netlink:
     ) -> None:
         self.close()
 
-    def dump(self, kind: int, family: int, attributes: bytes) -> list[bytes]:
+    def dump(self, kind: int, family: int, attributes: bytes) -> list[memoryview]:
         """The attribute parts of all messages that answer a dump request; asked anew where it was interrupted.
 
         Args:
@@ -107,8 +107,8 @@ class Netlink:
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO) from error
 
-    def _collect(self) -> list[bytes]:
-        found: list[bytes] = []
+    def _collect(self) -> list[memoryview]:
+        found: list[memoryview] = []
         while True:
             try:
                 received = self._socket.recv_into(self._buffer)
@@ -117,7 +117,7 @@ class Netlink:
             if self._take(received, found):
                 return found
 
-    def _take(self, received: int, found: list[bytes]) -> bool:
+    def _take(self, received: int, found: list[memoryview]) -> bool:
         """Sort out what one read brought; True at the end of the answer."""
         offset = 0
         while offset < received:
@@ -132,7 +132,8 @@ class Netlink:
                 if code > 0:
                     raise NetlinkError(code)
                 return True
-            found.append(bytes(self._buffer[body + _NFGEN.size : body + length - _HEADER.size]))
+            start = body + _NFGEN.size
+            found.append(memoryview(bytes(memoryview(self._buffer)[start : body + length - _HEADER.size])))
         return False
 
 
@@ -147,8 +148,8 @@ def nested(kind: int, *attributes: bytes) -> bytes:
     return attribute(kind | NLA_F_NESTED, b"".join(attributes))
 
 
-def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Decode a run of attributes: (type without flag bits, value)."""
+def attributes(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Decode a run of attributes: (type without flag bits, value). Nothing is copied: a value may be half a dump."""
     offset, end = 0, len(data)
     while offset + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, offset)

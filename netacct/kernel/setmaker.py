@@ -39,6 +39,11 @@ _LEGS = {
 }
 
 
+_HALVES: dict[Family, set[Address]] = {
+    family: {ipaddress.ip_network(half).network_address.packed for half in halves} for family, halves in HALVES.items()
+}
+
+
 class Members(NamedTuple):
     """The addresses that have counters. `prefilled` must fit; `leased` ones fill what room there is beyond."""
 
@@ -124,13 +129,12 @@ class SetMaker:
     def _create_catch_all(self, spec: SetSpec) -> str:
         epoch = "".join(secrets.choice(_EPOCH_ALPHABET) for _ in range(EPOCH_LENGTH))
         name = f"{spec.name}-{epoch}"
-        halves = _halves(spec.family)
         if spec.type == "bitmap:ip":
             self._sets.create_halves(name)
-            halves = [(ip, None) for ip, _ in halves]
         else:
             self._sets.create_hash(name, spec.type, spec.family, spec.size, hash_size(spec), counters=True)
-        ipset.add(self._netlink, name, halves)
+        prefix = None if spec.type == "bitmap:ip" else 1
+        ipset.add(self._netlink, name, ((ip, prefix) for ip in _HALVES[spec.family]))
         return name
 
 
@@ -161,10 +165,10 @@ def put_sentinel(netlink: Netlink, name: str, family: Family) -> None:
 
 def whole(netlink: Netlink, name: str, family: Family) -> Count | None:
     """The sum of the halves of a catch-all set; None where one is missing."""
-    elements = ipset.read_elements(netlink, name)
-    if {element.ip for element in elements} != {ip for ip, _ in _halves(family)}:
+    counts = ipset.read_counters(netlink, name)
+    if counts is None or counts.keys() != _HALVES[family]:
         return None
-    return Count(sum(element.bytes for element in elements), sum(element.packets for element in elements))
+    return Count(sum(octets for octets, _ in counts.values()), sum(packets for _, packets in counts.values()))
 
 
 def networks_of(netlink: Netlink, name: str) -> set[tuple[Address, int | None]]:
@@ -175,7 +179,3 @@ def networks_of(netlink: Netlink, name: str) -> set[tuple[Address, int | None]]:
 def pairs(networks: Iterable[Network]) -> list[tuple[Address, int | None]]:
     """Networks as (address, prefix length)."""
     return [(network.network_address.packed, network.prefixlen) for network in networks]
-
-
-def _halves(family: Family) -> list[tuple[Address, int | None]]:
-    return pairs(ipaddress.ip_network(half) for half in HALVES[family])
