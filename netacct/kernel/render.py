@@ -85,6 +85,17 @@ def iptables_text(layout: Layout, names: Mapping[str, str] = _NOTHING) -> str:
     return "\n".join([*lines, "COMMIT"]) + "\n"
 
 
+def removal_text(layout: Layout, names: Mapping[str, str] = _NOTHING) -> str:
+    """Input for `iptables-restore --noflush` (or ip6tables-restore) that takes the layout's hooks and chains away.
+
+    It asks for each of them to be there once, as `iptables_text` makes them, and fails as a whole otherwise.
+    """
+    lines = [f"# netacct: take the chains of IPv{layout.family} out of the mangle table", "*mangle"]
+    lines += [f"-D {hook.name}{rule_text(rule, names)}" for hook in layout.hooks for rule in hook.rules]
+    lines += [f"-{option} {chain.name}" for option in "FX" for chain in layout.chains]
+    return "\n".join([*lines, "COMMIT"]) + "\n"
+
+
 def rules(layout: Layout, names: Mapping[str, str] = _NOTHING) -> list[str]:
     """The rules, one a line, hooks first: `-I HOOK N …`, then `-A CHAIN …`."""
     hooks = [line for hook in layout.hooks for line in _hook_lines(hook, names)]

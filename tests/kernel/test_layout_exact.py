@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import shutil
 import socket
 from collections import Counter
@@ -359,6 +360,25 @@ def test_the_tools_show_what_was_meant(lab_node: Lab) -> None:
             shown = [line.replace(word, number) for line in shown]
         assert shown[: len(wanted)] == wanted
         assert shown[len(wanted) :] == (["-A FORWARD -j ACCEPT"] if chain.name == "FORWARD" else [])
+
+
+def test_the_removal_text_leaves_the_table_as_it_was(lab_node: Lab) -> None:
+    """After the removal and the sets' destruction, iptables-save gives the same rules as before, and no set is left."""
+    lab_node.run("node", "iptables-legacy", "-t", "mangle", "-A", "FORWARD", "-s", "192.0.2.1", "-j", "ACCEPT")
+
+    def rules() -> list[str]:
+        saved = [lab_node.run("node", f"{tool}-legacy-save", "-t", "mangle") for tool in ("iptables", "ip6tables")]
+        return [re.sub(r"\[.*", "", line) for text in saved for line in text.splitlines() if line[0] != "#"]
+
+    lab_node.run("node", "ip6tables-legacy", "-t", "mangle", "-L", "-n")
+    before, plan = rules(), _plan(marks=MARKS)
+    _apply(lab_node, plan)
+    assert rules() != before
+    for layout in xt.build(plan):
+        tool = "iptables" if layout.family == 4 else "ip6tables"
+        lab_node.run("node", f"{tool}-legacy-restore", "--noflush", text=render.removal_text(layout))
+    lab_node.run("node", "ipset", "destroy")
+    assert rules() == before
 
 
 @pytest.mark.parametrize("family", [4, 6])

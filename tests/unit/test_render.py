@@ -70,6 +70,15 @@ def test_the_lines_for_people_are_the_rules_of_the_restore_text() -> None:
     assert [line.split()[0] for line in lines] == sorted((line.split()[0] for line in lines), reverse=True)
 
 
+def test_the_removal_names_everything_that_the_text_makes() -> None:
+    """Each hook is deleted, each chain emptied and then deleted, the hooks before the chains they lead to."""
+    layout, _ = _layout(4)
+    commands = [line.split()[:2] for line in render.removal_text(layout).splitlines() if line.startswith("-")]
+    chains = [chain.name for chain in layout.chains]
+    hooks = [hook.name for hook in layout.hooks for _ in hook.rules]
+    assert commands == [["-D", name] for name in hooks] + [[f"-{way}", name] for way in "FX" for name in chains]
+
+
 def test_every_field_of_a_rule_is_written() -> None:
     """A rule with everything in it shows everything, in the order of iptables-save."""
     rule = xt.Rule(
