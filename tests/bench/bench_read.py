@@ -106,5 +106,12 @@ def _set_names() -> list[str]:
     return [name for name in text.split() if name.startswith(SET_PREFIX)]
 
 
-def _pyroute2(ipset: IPSet, names: Sequence[str]) -> list[object]:
-    return [ipset.list(name) for name in names]
+def _pyroute2(ipset: IPSet, names: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
+    counters = {}
+    for name in names:
+        for message in ipset.list(name):
+            for entry in message.get_attr("IPSET_ATTR_ADT").get_attrs("IPSET_ATTR_DATA"):
+                address = entry.get_attr("IPSET_ATTR_IP_FROM")
+                ip = address.get_attr("IPSET_ATTR_IPADDR_IPV4") or address.get_attr("IPSET_ATTR_IPADDR_IPV6")
+                counters[name, ip] = (entry.get_attr("IPSET_ATTR_PACKETS"), entry.get_attr("IPSET_ATTR_BYTES"))
+    return counters

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))  # the bench is a program, not a package
 
-import bench_stats  # noqa: E402  # found by the line above
+import bench_stats  # found by the line above
 from bench_stats import Figure, Interval
 
 
