@@ -146,11 +146,14 @@ class OwnAddresses:
 
 
 def _open(groups: int) -> socket.socket:
-    """A NETLINK_ROUTE socket in this thread's network namespace, a member of these multicast groups."""
+    """A NETLINK_ROUTE socket in this thread's network namespace: for requests, or for what these groups are told.
+
+    The latter never blocks (and then needs no timeout, which would make Python wait in spite of MSG_DONTWAIT).
+    """
     channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     try:
         channel.bind((0, groups))
-        channel.settimeout(5.0)
+        channel.settimeout(0.0 if groups else 5.0)
     except OSError:
         channel.close()
         raise
@@ -161,7 +164,7 @@ def _discard(events: socket.socket) -> None:
     """Read all that is queued. ENOBUFS, too, only says that there was something."""
     while True:
         try:
-            events.recv(_RECEIVE, socket.MSG_DONTWAIT)
+            events.recv(_RECEIVE)
         except BlockingIOError:
             return
         except OSError:

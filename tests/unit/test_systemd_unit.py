@@ -1,0 +1,80 @@
+"""The units in systemd/, read as systemd reads them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+UNIT = SYSTEMD / "netacct.service"
+
+EXPOSURE_LIMIT = 2.5
+"""As `systemd-analyze security` counts it; 2.1 when this was written, with the two capabilities that stay."""
+
+
+def settings() -> dict[str, list[str]]:
+    """All values of each key of the unit, in order."""
+    found: dict[str, list[str]] = {}
+    for line in UNIT.read_text().splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_state_outlives_the_service() -> None:
+    """The runtime directory holds this boot's totals, so the unit keeps it when the service stops."""
+    unit = settings()
+    assert unit["RuntimeDirectory"] == ["netacct"]
+    assert unit["RuntimeDirectoryPreserve"] == ["yes"]
+    assert unit["StateDirectory"] == ["netacct"]
+
+
+def test_errors_that_no_retry_mends_are_not_retried() -> None:
+    """The exit codes for permission and configuration end the service; others restart it."""
+    unit = settings()
+    assert unit["Restart"] == ["on-failure"]
+    assert unit["RestartPreventExitStatus"] == ["77 78"]
+
+
+def test_the_lock_is_writable_and_exists() -> None:
+    """The xtables lock is the one file in /run that may be written, and tmpfiles.d makes it for root alone."""
+    assert settings()["ReadWritePaths"] == ["/run/xtables.lock"]
+    lines = [x for x in (SYSTEMD / "tmpfiles.d/netacct.conf").read_text().splitlines() if not x.startswith("#")]
+    assert lines == ["f /run/xtables.lock 0600 root root -"]
+
+
+def test_modules_are_names() -> None:
+    """modules-load.d has one module name in each line, and each of them once."""
+    lines = [x for x in (SYSTEMD / "modules-load.d/netacct.conf").read_text().splitlines() if not x.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9_]+", line) for line in lines)
+    assert len(set(lines)) == len(lines) > 0
+
+
+@pytest.fixture
+def analyzed(tmp_path: Path) -> Path:
+    """The unit with a program that exists, for systemd-analyze."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/opt/netacct/bin/netacct", "/bin/true"))
+    return copy
+
+
+def test_systemd_accepts_the_unit(analyzed: Path) -> None:
+    """`systemd-analyze verify` finds nothing to say."""
+    done = subprocess.run(["systemd-analyze", "verify", str(analyzed)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_unit_stays_hardened(analyzed: Path) -> None:
+    """`systemd-analyze security` rates the exposure at or below the limit."""
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(analyzed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    match = re.search(r"Overall exposure level for netacct\.service: ([0-9.]+)", done.stdout)
+    assert match is not None, done.stderr
+    assert float(match[1]) <= EXPOSURE_LIMIT
