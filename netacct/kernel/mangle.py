@@ -68,12 +68,22 @@ class MangleTable:
         """Make the edits real, if there are any; False where the table changed since it was loaded."""
         if not self._changed:
             return True
+        self._keep_policy_counters()
         low = self._table._iptc  # noqa: SLF001  # Table.commit() hides the errno
         if low.iptc_commit(self._table._handle) == 1:  # noqa: SLF001
             return True
         if self._errno() == errno.EAGAIN:
             return False
         raise self._explain("commit", self._table.strerror())
+
+    def _keep_policy_counters(self) -> None:
+        """Write the policies' counters back, which libiptc zeroes at every commit (rule counters it keeps).
+
+        What a policy counts in the milliseconds between loading and committing is lost; otherwise all would be.
+        """
+        for name in _HOOKS:
+            policy, counters = self._table.get_policy(name)
+            self._table.set_policy(name, policy, counters)
 
     def differences(self, wanted: Layout, names: Mapping[str, str]) -> list[str]:
         """What is wrong with our rules, in words.

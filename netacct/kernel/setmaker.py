@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from itertools import chain, islice
 from typing import NamedTuple
 
+from netacct.errors import DatapathError
 from netacct.kernel import ipset
 from netacct.kernel.ipset import Header, SetFullError, Sets
 from netacct.kernel.layout import HALVES, SENTINEL, SET_PREFIX, SetSpec, hash_size
@@ -86,6 +87,11 @@ class SetMaker:
         if spec.catch_all:
             return intact_catch_all(self._netlink, spec, self._present) or self._create_catch_all(spec)
         header = ipset.read_header(self._netlink, spec.name) if spec.name in self._present else None
+        if header is not None and (header.type, header.family) != (spec.type, spec.family):
+            # not of our making, so nothing of ours is in it; and only sets of one type can be swapped
+            if not self._sets.destroy(spec.name):
+                raise DatapathError(f"set {spec.name} is a {header.type} that somebody's rules refer to")
+            header = None
         if header is None:
             self._create(spec, spec.name, members)
         elif not suits(header, spec) or not self._complete(spec, header, members):
