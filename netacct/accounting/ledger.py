@@ -247,12 +247,17 @@ class Ledger:
     def _enrol(self, leases: Iterable[Lease], at: float) -> Tenures:
         """The leases of each address, the newest last; notes who is alive and which addresses were released."""
         tenures: dict[Address, list[Lease]] = {}
+        newcomers: list[tuple[Pod, float]] = []
         for lease in leases:
             tenures.setdefault(lease.ip, []).append(lease)
-            self._series.lease_seen(lease.pod, at if lease.closed is None else lease.closed, at)
+            active = at if lease.closed is None else lease.closed
+            if not self._series.keep_alive(lease.pod, lease.opened, active):
+                newcomers.append((lease.pod, active))
             if lease.closed is not None:
                 # Put last, so that the first is the one released longest ago.
                 self._released[lease.ip] = max(lease.closed, self._released.pop(lease.ip, UNBOUNDED))
+        for pod, active in newcomers:
+            self._series.admit(pod, active, at)
         while len(self._released) > MOST_RELEASED:
             del self._released[next(iter(self._released))]
         for held in tenures.values():

@@ -144,16 +144,25 @@ class SeriesTable:
         ended = tuple((level, name, at) for level, names in self._ended.items() for name, at in names.items())
         return SeriesState(dict(self.totals), slots, ended, self.capped)
 
-    def lease_seen(self, pod: Pod, active: float, at: float) -> None:
-        """A lease of `pod` was open until `active` (`at`, when it still is): give it places, keep its names alive."""
+    def keep_alive(self, pod: Pod, opened: float, active: float) -> bool:
+        """Note that a lease of `pod` lasts or lasted until `active`; returns whether all of its names have places.
+
+        A place that was held when the lease opened is held until now, however long ago the last look was. Do this for
+        every lease before the first `admit`, which takes away the places of the idle.
+        """
         route = self._routes.get(pod.uid)
-        if route is None or route.pod is not pod or any(slot.has_ended(at) for slot in route.slots):
-            lasts = min(self.limits.retention(level, name) for level, name in names_of(pod))
-            if at - active > lasts:
-                return  # it is over for good; if bytes of it turn up still, `book` makes room for them
-            route = self._find_route(pod, active, at)
-        for slot in route.slots:
-            slot.active = max(slot.active, active)
+        is_known = route is not None and route.pod is pod
+        for slot in route.slots if route is not None and is_known else self._slots_of(pod):
+            if opened - slot.active > slot.lasts:
+                is_known = False
+            elif active > slot.active:
+                slot.active = active
+        return is_known
+
+    def admit(self, pod: Pod, active: float, at: float) -> None:
+        """Give every name of a pod a place, if its lease, which lasted until `active`, is not over for good."""
+        if at - active <= min(self.limits.retention(level, name) for level, name in names_of(pod)):
+            self._find_route(pod, active, at)
 
     def book(self, pod: Pod, flow: Flow, count: tuple[int, int], at: float) -> None:
         """Add to every series of a pod."""
@@ -177,6 +186,14 @@ class SeriesTable:
             for name, slot in slots.items():
                 if slot.target == name and not slot.has_ended(now):
                     yield level, name, slot.pod
+
+    def _slots_of(self, pod: Pod) -> Iterator[Slot]:
+        for level, name in names_of(pod):
+            slot = self._slots[level].get(name)
+            if slot is not None:
+                yield slot
+                if slot.target != name and slot.target in self._slots[level]:
+                    yield self._slots[level][slot.target]
 
     def _find_route(self, pod: Pod, active: float, at: float) -> _Route:
         slots: list[Slot] = []
