@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import support
 
+_NETNS = pytest.StashKey[support.Netns]()
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run the body of a test that has `netns` in that namespace."""
-    netns = pyfuncitem.funcargs.get("netns")
-    if not isinstance(netns, support.Netns):
+    netns = pyfuncitem.stash.get(_NETNS, None)
+    if netns is None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     netns.run(lambda: pyfuncitem.obj(**arguments))
@@ -22,12 +24,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture
-def netns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[support.Netns]:
+def netns(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[support.Netns]:
     """A new network namespace, with an xtables lock of its own. The test's body runs in it."""
     if os.geteuid():
         pytest.skip("network namespaces need root")
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
     made = support.Netns()
+    request.node.stash[_NETNS] = made
     try:
         made.sh("ip link set lo up")
         yield made
