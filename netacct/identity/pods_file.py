@@ -44,8 +44,8 @@ def parse(data: bytes, path: str, seen_at: float) -> tuple[Observation, ...]:
     """
     root = yamlfile.parse(data, path)
     pods = root.mapping(("pods",)).get("pods")
-    if pods is None:
-        raise root.error("has no key pods", "pods: [] for an empty list")
+    if pods is None or pods.value is None:  # as in a file that is being written
+        raise root.error("has no list pods", "pods: [] for an empty one")
     reader = _Reader(seen_at)
     return tuple(observation for entry in pods.sequence() for observation in reader.entry(entry))
 
