@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -193,7 +193,7 @@ class _Family:
             for traffic in self._classes(leg):
                 sets += self._counter_sets(leg, traffic)
                 chains.append(self._class_chain(leg, traffic))
-            chains.append(Chain(leg.chain, (*self._tunnel_rules(leg), *self._class_rules(leg))))
+            chains += self._decision(leg)
         chains.append(self._host_guard())
         return Layout(self.family.family, tuple(sets), tuple(chains), self._hooks())
 
@@ -263,11 +263,24 @@ class _Family:
             Rule(target, protocol=number) for number in tunnel.protocols
         ]
 
-    def _class_rules(self, leg: _Leg) -> list[Rule]:
-        rules = [
-            _on(leg.peer, step.probe, self._name, Jump(leg.class_chain(step.traffic), goto=True)) for step in self.steps
-        ]
-        return [*rules, Rule(Jump(leg.class_chain(self.plan.default), goto=True))]
+    def _decision(self, leg: _Leg) -> list[Chain]:
+        """The chain that chooses the class, after those for parts of the address space, each before it is gone to."""
+        chains: list[Chain] = []
+
+        def rules(nodes: Iterable[classify.Node]) -> list[Rule]:
+            return [rule(node) for node in nodes]
+
+        def rule(node: classify.Node) -> Rule:
+            if isinstance(node, classify.Step):
+                return _on(leg.peer, node.probe, self._name, Jump(leg.class_chain(node.traffic), goto=True))
+            inside = tuple(rules(node.nodes))
+            chains.append(Chain(f"{leg.chain}{len(chains) + 1}", inside))
+            return _on(leg.peer, classify.Probe(node.network), self._name, Jump(chains[-1].name, goto=True))
+
+        everything = ipaddress.ip_network("0.0.0.0/0" if self.family.family == 4 else "::/0")
+        nodes = classify.tree(self.steps, self.plan.default, everything)
+        head = Chain(leg.chain, (*self._tunnel_rules(leg), *rules(nodes)))
+        return [*chains, head]
 
     def _host_guard(self) -> Chain:
         classes = Jump(_HO.chain, goto=True)
