@@ -1,0 +1,274 @@
+"""The lease book's decisions, one by one."""
+
+from __future__ import annotations
+
+from netacct.identity.leases import Close, LeaseBook, Open, Update, needs_reading
+from netacct.model import UNBOUNDED, Address, Observation, Pod, pack
+
+IP = pack("10.0.0.1")
+A = Pod("team-a", "train-0", "uid-a")
+B = Pod("team-b", "serve-0", "uid-b")
+
+
+def seen(
+    pod: Pod,
+    at: float,
+    *,
+    created: float = UNBOUNDED,
+    sandbox: str = "",
+    source: str = "cri",
+    present: bool = True,
+    ip: Address = IP,
+) -> Observation:
+    """One word of one source."""
+    return Observation(source, ip, pod, sandbox, created, at, present)
+
+
+def gone(pod: Pod, at: float, *, sandbox: str = "", source: str = "cri") -> Observation:
+    """One source says that the pod no longer holds the address."""
+    return seen(pod, at, sandbox=sandbox, source=source, present=False)
+
+
+def holder(book: LeaseBook) -> Pod | None:
+    """Who holds the address."""
+    lease = book.lease_of(IP)
+    return lease.pod if lease else None
+
+
+def told(book: LeaseBook, *observations: Observation) -> LeaseBook:
+    """The book after these observations, each committed when it was seen."""
+    for observation in observations:
+        book.observe([observation])
+        book.commit(observation.seen_at)
+    return book
+
+
+def test_observing_changes_nothing_before_the_commit() -> None:
+    """There is time for a reading between learning of a change and making it."""
+    book = LeaseBook()
+    book.observe([seen(A, 10.0, created=9.0)])
+    (pending,) = book.pending()
+    assert isinstance(pending, Open)
+    assert book.open_leases() == ()
+    assert needs_reading(book.pending())
+    (opened,) = book.commit(11.0)
+    assert book.open_leases() == (opened.lease,)
+    assert (opened.lease.created, opened.lease.opened) == (9.0, 11.0)
+    assert book.pending() == ()
+
+
+def test_gone_closes_at_the_time_of_the_commit() -> None:
+    """The lease lasts until its counters were read."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0))
+    book.observe([gone(A, 20.0)])
+    (closed,) = book.commit(20.5)
+    assert isinstance(closed, Close)
+    assert closed.lease.closed == 20.5
+    assert book.closed_since(20.5) == (closed.lease,)
+    assert book.closed_since(20.6) == ()
+    assert holder(book) is None
+
+
+def test_the_newest_sandbox_wins_in_either_order() -> None:
+    """An address goes to the sandbox made last, whichever is seen first."""
+    older, newer = seen(A, 11.0, created=5.0), seen(B, 10.0, created=8.0)
+    assert holder(told(LeaseBook(), older, newer)) == B
+    assert holder(told(LeaseBook(), newer, older)) == B
+
+
+def test_a_takeover_closes_the_old_lease_before_it_opens_the_new() -> None:
+    """Both happen in one commit, at the same moment."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0))
+    book.observe([seen(B, 20.0, created=19.0)])
+    closed, opened = book.commit(21.0)
+    assert isinstance(closed, Close)
+    assert isinstance(opened, Open)
+    assert closed.lease.pod == A
+    assert closed.lease.closed == opened.lease.opened == 21.0
+
+
+def test_a_late_gone_of_an_old_pod_does_not_release_the_new_one() -> None:
+    """Only the owner releases."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0), seen(B, 20.0, created=19.0), gone(A, 25.0))
+    assert holder(book) == B
+
+
+def test_the_gone_of_an_old_sandbox_does_not_release_the_new_one_of_the_same_pod() -> None:
+    """A pod whose sandbox was made anew keeps its address when the old sandbox is torn down."""
+    book = told(
+        LeaseBook(),
+        seen(A, 10.0, created=9.0, sandbox="one"),
+        seen(A, 20.0, created=19.0, sandbox="two"),
+        gone(A, 25.0, sandbox="one"),
+    )
+    lease = book.lease_of(IP)
+    assert lease is not None
+    assert lease.sandbox == "two"
+
+
+def test_doubled_events_change_nothing() -> None:
+    """The same word twice, either way, is one word."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0))
+    book.observe([seen(A, 10.0, created=9.0)])
+    assert book.pending() == ()
+    told(book, gone(A, 20.0))
+    book.observe([gone(A, 20.0), gone(A, 20.0)])
+    assert book.pending() == ()
+
+
+def test_an_old_present_after_a_newer_gone_is_ignored() -> None:
+    """Events that overtook each other do not resurrect a pod."""
+    assert holder(told(LeaseBook(), gone(A, 20.0), seen(A, 15.0, created=9.0))) is None
+
+
+def test_an_old_gone_after_a_newer_present_is_ignored() -> None:
+    """Nor do they bury a living one."""
+    assert holder(told(LeaseBook(), seen(A, 20.0, created=9.0), gone(A, 15.0))) == A
+
+
+def test_a_lease_lasts_while_one_source_vouches_for_it() -> None:
+    """The word of one source ends nothing that another still sees."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0), seen(A, 11.0, created=8.0, source="apiserver"))
+    assert holder(told(book, gone(A, 20.0))) == A
+    assert holder(told(book, gone(A, 21.0, source="apiserver"))) is None
+
+
+def test_gone_by_a_source_that_never_vouched_releases_nothing() -> None:
+    """A source can take back only its own word."""
+    assert holder(told(LeaseBook(), seen(A, 10.0, created=9.0), gone(A, 20.0, source="other"))) == A
+
+
+def test_a_pod_that_lost_its_address_does_not_get_it_back() -> None:
+    """When the newer pod leaves, a lagging source does not bring the older one back, also after a restart."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0, source="apiserver"), seen(B, 20.0, created=19.0), gone(B, 30.0))
+    assert holder(book) is None
+    assert holder(told(book, seen(A, 31.0, created=9.0, source="apiserver"))) is None
+    again = LeaseBook(leases=book.state())
+    assert holder(told(again, seen(A, 32.0, created=9.0, source="apiserver"))) is None
+
+
+def test_a_tenant_of_unknown_age_gets_its_address_back() -> None:
+    """What a file lists holds again once a pod that had taken the address has left."""
+    book = told(LeaseBook(), seen(A, 10.0, source="file"), seen(B, 20.0, created=19.0))
+    assert holder(book) == B
+    assert holder(told(book, gone(B, 30.0))) == A
+
+
+def test_between_two_of_unknown_age_the_holder_stays_until_released() -> None:
+    """The second tenant of one address waits for the first one's release."""
+    book = told(LeaseBook(), seen(A, 10.0), seen(B, 20.0))
+    assert holder(book) == A
+    assert holder(told(book, gone(A, 30.0))) == B
+
+
+def test_a_full_list_releases_what_is_missing_of_its_own_source_only() -> None:
+    """A list takes back its source's word for everything that it does not name."""
+    other = pack("10.0.0.2")
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0), seen(B, 10.0, created=9.0, source="file", ip=other))
+    book.replace("cri", [seen(B, 20.0, created=19.0)], 20.0)
+    book.commit(20.0)
+    assert holder(book) == B
+    assert book.lease_of(other) is not None
+    book.replace("file", [], 30.0)
+    book.commit(30.0)
+    assert book.lease_of(other) is None
+
+
+def test_a_list_that_repeats_what_is_known_changes_nothing() -> None:
+    """Listing again costs no reading."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0, sandbox="one"))
+    book.replace("cri", [seen(A, 20.0, created=9.0, sandbox="one")], 20.0)
+    assert book.pending() == ()
+
+
+def test_a_list_can_hand_an_address_from_one_tenant_to_the_next() -> None:
+    """An edited file that names another tenant for the address moves it, though both are of unknown age."""
+    book = told(LeaseBook(), seen(A, 10.0, source="file"))
+    book.replace("file", [seen(B, 20.0, source="file")], 20.0)
+    book.commit(20.0)
+    assert holder(book) == B
+
+
+def test_a_pod_that_came_and_went_between_two_commits_has_a_brief_lease() -> None:
+    """Its bytes are in the kernel, so it opens and closes in one commit."""
+    book = LeaseBook()
+    book.observe([seen(A, 10.0, created=9.0), gone(A, 11.0)])
+    opened, closed = book.commit(12.0)
+    assert isinstance(opened, Open)
+    assert isinstance(closed, Close)
+    assert (closed.lease.pod, closed.lease.created, closed.lease.opened, closed.lease.closed) == (A, 9.0, 12.0, 12.0)
+    assert holder(book) is None
+    assert book.leases_since(12.0) == (closed.lease,)
+
+
+def test_a_brief_takeover_ends_the_older_lease_too() -> None:
+    """Who lost the address to a brief pod does not hold it afterwards."""
+    book = told(LeaseBook(), seen(A, 5.0, created=4.0))
+    book.observe([seen(B, 10.0, created=9.0), gone(B, 11.0)])
+    changes = book.commit(12.0)
+    assert [(type(change), change.lease.pod) for change in changes] == [(Close, A), (Open, B), (Close, B)]
+    assert holder(book) is None
+    assert holder(told(book, seen(A, 13.0, created=4.0))) is None
+
+
+def test_a_pod_that_flickers_between_two_commits_has_one_lease() -> None:
+    """Gone and present again before anybody looked is simply present."""
+    book = LeaseBook()
+    book.observe([seen(A, 10.0, created=9.0), gone(A, 11.0), seen(A, 12.0, created=9.0)])
+    (opened,) = book.commit(12.0)
+    assert isinstance(opened, Open)
+    assert holder(book) == A
+
+
+def test_a_source_without_sandbox_ids_speaks_of_the_same_lease() -> None:
+    """The API server's pod and the runtime's sandbox are one lease, created when the sandbox was."""
+    book = told(LeaseBook(), seen(A, 10.0, created=7.0, source="apiserver"))
+    book.observe([seen(A, 11.0, created=9.0, sandbox="one")])
+    (update,) = book.commit(11.0)
+    assert isinstance(update, Update)
+    assert (update.lease.sandbox, update.lease.created, update.lease.opened) == ("one", 9.0, 10.0)
+    assert update.lease.sources == {"apiserver", "cri"}
+
+
+def test_labels_come_from_the_source_that_is_believed_most_and_cost_no_reading() -> None:
+    """Priority decides who describes a pod; a mere description moves no bytes."""
+    labelled = Pod("team-a", "train-0", "uid-a", labels=(("experiment", "x"),))
+    book = told(LeaseBook(["apiserver", "cri"]), seen(A, 10.0, created=9.0))
+    book.observe([seen(labelled, 11.0, created=9.0, source="apiserver")])
+    assert not needs_reading(book.pending())
+    book.commit(11.0)
+    assert holder(told(book, seen(A, 12.0, created=9.0))) == labelled
+
+
+def test_a_new_workload_asks_for_a_reading_first() -> None:
+    """An update that sends bytes to other series is a change like an opening."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0))
+    book.observe([seen(Pod("team-a", "train-0", "uid-a", "Job", "train"), 11.0, created=9.0)])
+    assert needs_reading(book.pending())
+
+
+def test_tenants_without_uids_are_told_apart_by_name() -> None:
+    """Two entries of a file without uids are two tenants."""
+    first, second = Pod("vm", "one", ""), Pod("vm", "two", "")
+    assert holder(told(LeaseBook(), seen(first, 10.0), gone(second, 11.0))) == first
+
+
+def test_closed_leases_are_forgotten_in_time() -> None:
+    """Leases of the past do not pile up, nor do withdrawn words."""
+    book = LeaseBook(keep=100.0)
+    for number in range(50):
+        pod = Pod("team-a", f"job-{number}", f"uid-{number}")
+        told(book, seen(pod, number * 10.0, created=number * 10.0), gone(pod, number * 10.0 + 5))
+    assert len(book.closed_since(0.0)) <= 11
+    assert len(book._withdrawn) <= 11
+
+
+def test_a_restored_book_keeps_its_leases_until_their_sources_speak() -> None:
+    """After a restart nothing closes by silence, and a first list releases what is gone."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0))
+    again = LeaseBook(leases=book.state())
+    assert again.open_leases() == book.open_leases()
+    assert again.pending() == ()
+    again.replace("cri", [], 50.0)
+    again.commit(50.0)
+    assert holder(again) is None
