@@ -67,9 +67,10 @@ class Agent:
         self._await_pods(pods)
 
     def read(self) -> Totals:
-        """Scrape /metrics."""
+        """Scrape /metrics, twice: a new series shows 0 in its first scrape, whatever `zero_first` is."""
         self.check_alive()
         try:
+            self._get("/metrics")
             return exposition.totals(self._get("/metrics"))
         except OSError as error:
             self.check_alive()
@@ -117,7 +118,7 @@ class Agent:
             raise DemoError(f"the agent ended with exit code {code}:\n{self._tail()}")
 
     def _tail(self) -> str:
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:])
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:])
 
     def _get(self, path: str) -> str:
         """The body of a page; raises OSError for anything but 200."""

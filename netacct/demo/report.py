@@ -33,14 +33,15 @@ def shown(rows: Sequence[Row]) -> list[Row]:
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """The table's rows; of the host's own series namespace and pod are dashes."""
+    """The table's rows. The host has no namespace and no pod, and no packets are exported for it: dashes."""
     found = []
     for row in shown(rows):
         namespace, pod = _labels(row)
         series = (f"ipv{row.family}", namespace or "-", pod or "-", row.series.direction, row.series.traffic)
         lack = row.counted.minus(row.sent)
-        numbers = (row.sent.bytes, row.counted.bytes, lack.bytes, row.sent.packets, lack.packets)
-        found.append((*series, *(f"{number:,}" for number in numbers)))
+        packets = (f"{row.sent.packets:,}", f"{lack.packets:,}") if row.has_packets else ("-", "-")
+        numbers = (row.sent.bytes, row.counted.bytes, lack.bytes)
+        found.append((*series, *(f"{number:,}" for number in numbers), *packets))
     return found
 
 

@@ -32,8 +32,13 @@ class Row(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether bytes and packets agree."""
-        return self.sent == self.counted
+        """Whether bytes agree, and packets where the metrics have them."""
+        return self.sent.bytes == self.counted.bytes and (not self.has_packets or self.sent == self.counted)
+
+    @property
+    def has_packets(self) -> bool:
+        """Whether packets are exported for this level: they are for everything that has a namespace."""
+        return self.series.level not in ("host", "unattributed")
 
 
 class _Moment(NamedTuple):

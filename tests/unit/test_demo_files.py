@@ -74,6 +74,7 @@ def test_packets_count_for_exactness() -> None:
     """Equal bytes in another number of packets are a difference."""
     assert report.exact([Row(4, POD, Count(10, 1), Count(10, 1))])
     assert not report.exact([Row(4, POD, Count(10, 1), Count(10, 2))])
+    assert report.exact([Row(4, HOST, Count(10, 1), Count(10, 0))])  # no packets are exported for the host
 
 
 def test_document_has_pods_and_the_host() -> None:
@@ -101,7 +102,7 @@ def test_unattributed_traffic_is_a_difference() -> None:
     """A series that nobody expected shows up with nothing sent."""
     row = Row(4, Series("unattributed", "", "", "receive", "pod"), Count(0, 0), Count(99, 1))
     assert report.cells([row]) == [
-        ("ipv4", "-", "unattributed", "receive", "pod", "0", "99", "99", "0", "1"),
+        ("ipv4", "-", "unattributed", "receive", "pod", "0", "99", "99", "-", "-"),
     ]
     assert "1 of them differ" in report.verdict([row])
 
