@@ -96,6 +96,10 @@ class FakeDatapath:
         self._fill(plan, self._leased)
         return self._drop([key for key in sets if key not in wanted], keep)
 
+    def adopt(self, plan: Plan) -> None:
+        """See `Datapath.adopt`."""
+        self._plan = plan
+
     def verify(self) -> list[str]:
         """See `Datapath.verify`."""
         sets, wanted = self.kernel.sets, _keys(self._installed())

@@ -73,7 +73,7 @@ class IptablesDatapath:
         return self._install(layout.build(plan), prefilled, keep)
 
     def adopt(self, plan: Plan) -> None:
-        """Take a plan as installed without writing anything, so that `verify` and `read` can tell how it is."""
+        """See `Datapath.adopt`."""
         self._set_plan(layout.build(plan), {family.family: frozenset(family.prefilled) for family in plan.families})
 
     def verify(self) -> list[str]:
@@ -162,7 +162,7 @@ class IptablesDatapath:
         if not wanted.chains and not _mangle_exists(wanted.family):
             return []
         for attempt in range(_COMMIT_TRIES):
-            with _sigterm_held_off(), xtables_lock(self._patience), self._table(wanted.family) as table:
+            with xtables_lock(self._patience), _sigterm_held_off(), self._table(wanted.family) as table:
                 stuck = table.apply(wanted, self._sets.names)
                 if table.commit():
                     return stuck

@@ -154,6 +154,22 @@ def test_a_restarted_agent_adopts_counters_with_their_epochs(lab: Lab) -> None:
     assert second.read().readings == before.readings
 
 
+def test_adopting_writes_nothing_and_sees_everything(lab: Lab) -> None:
+    """An adopted plan reads and verifies like an installed one where it is there, and as missing where it is not."""
+    observer = lab.agent()
+    observer.adopt(plan())
+    missing, unreadable = observer.verify(), observer.read().unreadable
+    still_missing = observer.verify()
+    first = lab.agent()
+    first.install(plan())
+    observer.adopt(plan())
+
+    assert missing == still_missing != []
+    assert set(unreadable) == epochs(first.read()).keys()
+    assert observer.verify() == []
+    assert observer.read().readings == first.read().readings
+
+
 def test_nothing_works_before_an_install(lab: Lab) -> None:
     """Verifying, reading and adding without a plan are errors that say so."""
     datapath = lab.agent()

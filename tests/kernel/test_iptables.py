@@ -145,8 +145,8 @@ def test_discarding_returns_last_values_and_spares_prefilled_addresses(node: Nod
 def test_marks_are_set_inside_the_mask_only(node: Node, datapath: IptablesDatapath) -> None:
     """A packet gets its class's mark, foreign bits stay, and a packet that already has a mark in the mask keeps it."""
     datapath.install(plan(marks=MarkTable(0x1F, {"internet": 5, "pod": 1})))
-    for pod, mark in (("v0", "0x100"), ("v1", "0x7")):
-        sh(f"iptables-legacy -t mangle -A PREROUTING -i {pod} -j MARK --set-mark {mark}")
+    for device, mark in (("v0", "0x100"), ("v1", "0x7")):
+        sh(f"iptables-legacy -t mangle -A PREROUTING -i {device} -j MARK --set-mark {mark}")
     for mark in ("0x105", "0x7"):
         sh(f"iptables-legacy -t mangle -A POSTROUTING -m mark --mark {mark} -j RETURN")
     for pod, address in ((node.pod, POD[4]), (node.other_pod, OTHER_POD[4])):

@@ -1,0 +1,50 @@
+"""The fake's own means of counting, which the contract suite does not cover."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from netacct.kernel.fake import FakeDatapath, FakeKernel
+from netacct.kernel.plan import FamilyPlan, Plan
+from netacct.model import WHOLE, CounterKey, Direction, Scope, pack
+from netacct.policy import Tunnel
+
+POD = pack("10.244.1.10")
+KEY = CounterKey(4, Scope.POD, Direction.TRANSMIT, "internet")
+REST = KEY._replace(scope=Scope.REST)
+
+
+@pytest.fixture
+def kernel() -> FakeKernel:
+    """A kernel with one prefilled pod address."""
+    net = ipaddress.ip_network("10.244.1.10/32")
+    family = FamilyPlan(4, (net,), (), (POD,), (), ipaddress.ip_network("127.0.0.0/8"), ())
+    made = FakeKernel()
+    FakeDatapath(made).install(Plan("p", "h", ("node", "internet"), "internet", Tunnel(), None, (family,)))
+    return made
+
+
+def test_counts_add_up(kernel: FakeKernel) -> None:
+    """Counting twice at an address gives the sum."""
+    kernel.count(KEY, POD, 100)
+    kernel.count(KEY, POD, 50, 2)
+
+    assert kernel.sets[KEY].counts == {POD: (150, 3)}
+
+
+def test_an_address_without_a_counter_counts_as_rest(kernel: FakeKernel) -> None:
+    """What has no counter of its own lands in the rest counter of its class."""
+    kernel.count(KEY, pack("10.244.1.11"), 100)
+
+    assert kernel.sets[KEY].counts == {POD: (0, 0)}
+    assert kernel.sets[REST].counts == {WHOLE: (100, 1)}
+
+
+def test_a_flushed_catch_all_counts_nothing(kernel: FakeKernel) -> None:
+    """Packets that meet a flushed catch-all are counted nowhere, as in the kernel."""
+    kernel.flush(REST)
+    kernel.count(REST, WHOLE, 100)
+
+    assert kernel.sets[REST].counts == {}
