@@ -1,0 +1,168 @@
+"""The command line's frame: parsing, exit codes, tables, check and version."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import netacct
+from netacct import cli
+from netacct.cli import common, configuration, main, output
+from netacct.errors import ConfigError, NetacctError, PermissionRefusedError
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A directory with a configuration that names a pods file beside it."""
+    (tmp_path / "pods.yaml").write_text("pods: [{namespace: a, name: b, ips: [10.0.0.0/30]}]\n")
+    (tmp_path / "netacct.yaml").write_text(
+        f"identity: {{file: {{path: {tmp_path}/pods.yaml}}}}\nlog: {{level: error}}\n"
+    )
+    return tmp_path
+
+
+def run_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    """The exit code of a command that raises."""
+
+    def run(_args: argparse.Namespace) -> int:
+        raise error
+
+    def parser() -> argparse.ArgumentParser:
+        made = argparse.ArgumentParser()
+        made.set_defaults(run=run)
+        return made
+
+    monkeypatch.setattr(cli, "parser", parser)
+    return main([])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (NetacctError("no luck"), 1, "netacct: error: no luck\n"),
+        (PermissionRefusedError("not root"), 77, "netacct: error: not root\n"),
+        (ConfigError("f", "k", "bad", line=3), 78, "netacct: error: f:3: k: bad\n"),
+        (FileNotFoundError(2, "No such file", "x"), 1, "netacct: error: [Errno 2] No such file: 'x'\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_exit_codes(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    """An error ends in its exit code and one line on stderr; Ctrl-C says nothing."""
+    assert run_raising(monkeypatch, error) == code
+    assert capsys.readouterr() == ("", message)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["check", "--log.level", "loud"],
+        ["check", "--web.listen-address", "19112"],
+        ["check", "--web.telemetry-path", "metrics"],
+        ["check", "--config", "x"],
+        ["--config.file", "x", "check"],
+    ],
+)
+def test_a_wrong_command_line_is_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """No command, an unknown one, bad values, abbreviated flags, and flags before the command exit with 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: netacct" in capsys.readouterr().err
+
+
+def test_flags_reach_the_configuration(files: Path) -> None:
+    """Each common flag sets its key, and a repeated listen address adds up."""
+    parser = argparse.ArgumentParser()
+    common(parser)
+    given = "--log.level debug --log.format json --web.telemetry-path /m --web.listen-address :1"
+    arguments = [*given.split(), "--web.listen-address", "[::1]:2", "--config.file", str(files / "netacct.yaml")]
+    config = configuration(parser.parse_args(arguments))
+    assert (config.log.level, config.log.format, config.web.telemetry_path) == ("debug", "json", "/m")
+    assert list(map(str, config.web.listen_address)) == [":1", "[::1]:2"]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`version` prints the package's version, as JSON too, and `--version` the same number."""
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith(f"netacct {netacct.__version__} (python ")
+    assert main(["version", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == netacct.__version__
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"netacct {netacct.__version__}\n"
+
+
+def test_check_shows_values_and_where_they_come_from(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`check` lists each key with value and origin, and sums up policy and pods file."""
+    path = files / "netacct.yaml"
+    assert main(["check", "--config.file", str(path), "--log.format", "json"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["log.level", "error", f"{path}:2"] in lines
+    assert ["log.format", "json", "--log.format"] in lines
+    assert ["metrics.retention", "5m", "default"] in lines
+    assert lines[-1] == ["pods:", "file", f"{files}/pods.yaml,", "pods", "1,", "addresses", "4"]
+
+
+def test_check_reports_every_error(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Errors in configuration, policy and pods file are all reported, with exit code 78."""
+    (files / "pods.yaml").write_text("pods: [{namespace: a}]\n")
+    path = files / "netacct.yaml"
+    path.write_text(path.read_text() + f"polcy: x\npolicy: {files}/none.yaml\n")
+    assert main(["check", "--config.file", str(path)]) == 78
+    errors = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[2] for line in errors] == [f"{path}:3", f"{files}/none.yaml", f"{files}/pods.yaml:1"]
+    assert main(["check", "--config.file", str(path), "-o", "json"]) == 78
+    found = json.loads(capsys.readouterr().out)
+    assert (found["valid"], found["policy"], found["pods"]) == (False, None, None)
+    assert (found["errors"][0]["line"], found["errors"][0]["key"]) == (3, "polcy")
+
+
+def test_check_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON, `check` gives settings with plain values, and no errors."""
+    assert main(["check", "--config.file", str(files / "netacct.yaml"), "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["valid"], found["errors"]) == (True, [])
+    assert {"key": "metrics.pods", "value": True, "origin": "default"} in found["settings"]
+    assert found["pods"] == {"file": f"{files}/pods.yaml", "pods": 1, "addresses": 4}
+
+
+def test_a_reader_that_leaves_is_no_error(files: Path) -> None:
+    """With its output closed early, as by `head`, a command ends quietly as a shell would tell of SIGPIPE."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "netacct", "check", "--config.file", str(files / "netacct.yaml")]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    """Building the parser and running `version` imports neither structlog, pyroute2, iptc, sqlite3 nor asyncio."""
+    code = (
+        "import sys; from netacct.cli import main; main(['version'])\n"
+        "print(sorted({'structlog', 'pyroute2', 'iptc', 'sqlite3', 'asyncio', 'prometheus_client'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_tables_line_up() -> None:
+    """Columns are as wide as their widest cell, numbers to the right, and no line ends in blanks."""
+    rows = [("a", 5, "x"), ("long", 1234, "")]
+    assert output.table(("NAME", "BYTES", "NOTE"), rows, frozenset({1})) == (
+        "NAME  BYTES  NOTE\na         5  x\nlong   1234\n"
+    )
