@@ -42,7 +42,11 @@ def configure(level: str, style: str, stream: TextIO | None = None, environ: Map
 
 
 def get(**values: Any) -> FilteringBoundLogger:
-    """A logger; `values` are added to each of its lines. Costs 0.1 us where its level is off."""
+    """A logger; `values` are added to each of its lines.
+
+    It follows a later `configure`, for 6 us where its level is off (27 us for a line). Where that is too much, `bind()`
+    gives one that is settled, for 0.1 us.
+    """
     logger: FilteringBoundLogger = structlog.get_logger(**values)
     return logger
 
