@@ -187,10 +187,12 @@ def test_a_pod_that_talks_to_the_node_counts_at_both_ends() -> None:
 
 
 def test_loopback_is_not_counted() -> None:
-    """What stays on the loopback interface never leaves the host and is nobody's traffic."""
-    kernel, packet = kernel_of(PLAN, 4), Packet(pack("127.0.0.1"), pack("127.0.0.1"), "lo", "lo")
-    for hook in ("OUTPUT", "POSTROUTING", "INPUT"):
-        kernel.hook(hook, packet)
+    """What stays on the loopback interface is nobody's traffic, also between pods' addresses (a local proxy)."""
+    kernel = kernel_of(PLAN, 4)
+    for source, destination in ((pack("127.0.0.1"),) * 2, (NODE, GATEWAY), (NODE, POD), (POD, NODE), (POD, POD)):
+        packet = Packet(source, destination, "lo", "lo")
+        for hook in ("OUTPUT", "POSTROUTING", "INPUT"):
+            kernel.hook(hook, packet)
     assert not kernel.counted
 
 
