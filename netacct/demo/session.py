@@ -120,7 +120,7 @@ def look_around(topology: Topology, agent: Agent) -> str:
     return (
         f"It keeps running, with a little traffic each second, until Ctrl-C. In another terminal, as the same user:\n"
         f"  {node} curl -s http://127.0.0.1:{PORT}/metrics | grep ^netacct_pod\n"
-        f"  {node} iptables-legacy -t mangle -S\n"
+        f"  {node} iptables-legacy-save -t mangle\n"
         f"  {node} ipset list -terse\n"
         f"  {pod} ip addr                 # inside the pod team-a/train-0\n"
         f"  ls {agent.log.parent}         # configuration, policy, pods, state, the agent's log\n"
@@ -160,19 +160,21 @@ def _folder() -> Iterator[Path]:
     """
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        with (folder / "lock.new").open("wb") as lock:
+    with (folder / "lock.new").open("wb") as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             (folder / "lock.new").rename(folder / "lock")
             yield folder
-    finally:
-        shutil.rmtree(folder)
+        finally:
+            shutil.rmtree(folder)
 
 
 def _sweep() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if folder.is_symlink() or folder.stat().st_uid != os.geteuid() or not (folder / "lock").is_file():
-            continue
-        with (folder / "lock").open("rb") as lock, contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
+        # BlockingIOError: its demo runs; FileNotFoundError: its demo is just ending, or has no lock yet
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            with (folder / "lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)

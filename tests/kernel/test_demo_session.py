@@ -129,7 +129,7 @@ def test_keep_goes_on_until_it_is_told_to_stop(temporary: Path) -> None:
         hints.append(line)
         if "agent's log" in line:
             break
-    rules = next(line.strip() for line in hints if "iptables-legacy -t mangle" in line)
+    rules = next(line.strip() for line in hints if "iptables-legacy-save" in line)
     shown = subprocess.run(rules.split(), capture_output=True, text=True, check=True).stdout
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=60)
