@@ -26,11 +26,15 @@ Row: TypeAlias = tuple[str, str | bytes]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything that must outlive the process: books, leases, and what was shown."""
+    """Everything that must outlive the process: books, leases, what was shown, and when the totals began at 0.
+
+    `began` is Unix seconds, for display only.
+    """
 
     ledger: LedgerState
     leases: tuple[Lease, ...]
     exposure: ExposureState
+    began: float = 0.0
 
 
 def encode(checkpoint: Checkpoint) -> list[Row]:
@@ -70,7 +74,7 @@ def decode(rows: Mapping[str, str | bytes]) -> Checkpoint:
         for key, first in zip(ledger.series.totals, since, strict=True)
         if not math.isnan(first)
     }
-    return Checkpoint(ledger, leases, ExposureState(shown))
+    return Checkpoint(ledger, leases, ExposureState(shown), float(rows["began"]))
 
 
 def _encode(checkpoint: Checkpoint) -> Iterator[Row]:
@@ -91,6 +95,7 @@ def _encode(checkpoint: Checkpoint) -> Iterator[Row]:
         "ambiguous_bytes": ledger.ambiguous_bytes,
     }
     yield "ledger", _json(head)
+    yield "began", repr(checkpoint.began)
     series = ledger.series
     slots = [(*slot[:4], _encode_pod(slot[4])) for slot in series.slots]
     yield "series", _json({"slots": slots, "ended": series.ended, "capped": series.capped})

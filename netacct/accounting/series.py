@@ -126,7 +126,7 @@ class SeriesTable:
         self._own: dict[Level, int] = dict.fromkeys(NAMED, 0)
         self._ended: dict[Level, dict[Name, float]] = {level: {} for level in NAMED}
         self._purged: dict[Level, float] = {}
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[tuple[str, str], _Route] = {}
         if state is not None:
             self.totals, self.capped = dict(state.totals), state.capped
             for level, name, target, active, pod in state.slots:
@@ -150,7 +150,7 @@ class SeriesTable:
         A place that was held when the lease opened is held until now, however long ago the last look was. Do this for
         every lease before the first `admit`, which takes away the places of the idle.
         """
-        route = self._routes.get(pod.uid)
+        route = self._routes.get((pod.namespace, pod.name))
         is_known = route is not None and route.pod is pod
         for slot in route.slots if route is not None and is_known else self._slots_of(pod):
             if opened - slot.active > slot.lasts:
@@ -166,7 +166,7 @@ class SeriesTable:
 
     def book(self, pod: Pod, flow: Flow, count: tuple[int, int], at: float) -> None:
         """Add to every series of a pod."""
-        route = self._routes.get(pod.uid)
+        route = self._routes.get((pod.namespace, pod.name))
         if route is None or route.pod is not pod:
             route = self._find_route(pod, at, at)
         for slot in route.targets:
@@ -206,7 +206,7 @@ class SeriesTable:
             if level is Level.POD and active >= slot.active:
                 slot.pod = pod
         on_bytes = tuple(slot for slot in slots if slot.lives_on_bytes)
-        route = self._routes[pod.uid] = _Route(pod, tuple(slots), tuple(targets), on_bytes)
+        route = self._routes[pod.namespace, pod.name] = _Route(pod, tuple(slots), tuple(targets), on_bytes)
         return route
 
     def _place(self, level: Level, name: Name, active: float, at: float) -> Slot:

@@ -339,6 +339,7 @@ def test_ended_totals_are_kept_only_for_so_many_names() -> None:
         ledger.settle(snap(number * 10.0 + 1, {IN: dict(sent)}), [pod], number * 10.0 + 1)
     pods = [key for key in ledger.totals if key.level is Level.POD]
     assert len(pods) <= 2 * 4 + 8 + 1
+    assert len(ledger._series._routes) <= 2 * 4 + 1
     assert total(ledger, Level.NAMESPACE, "team-a") == 990
 
 
@@ -364,3 +365,29 @@ def test_namespaces_beyond_the_cap_share_one_other() -> None:
     leases = [leases[0], Lease(pack("10.9.1.1"), leases[1].pod, "", 5.0, 6.0)]
     ledger.settle(snap(20.0, {IN: {item.ip: (10, 1) for item in leases}}), leases, 20.0)
     assert total(ledger, Level.NAMESPACE, OTHER) == total(ledger, Level.POD, OTHER, OTHER) == 10
+
+
+def test_a_name_that_returned_keeps_its_total_while_others_end() -> None:
+    """A pod that came back does not fall to 0 when later pods end and their totals are forgotten."""
+    ledger = Ledger(limits=Limits(pods=2, pod_retention=5.0, kept=2))
+    ledger.baseline(snap(0.0, {}), 0.0)
+    back = lease(Pod("team-a", "stateful-0", "u0"), UNBOUNDED, 1.0)
+    ledger.settle(snap(2.0, {IN: {IP: (10, 1)}}), [back], 2.0)
+    held = {IP: (10, 1)}
+    for number in range(1, 30):
+        at = number * 10.0
+        pod = lease(Pod("team-a", f"job-{number}", f"u{number}"), at, at, ip=bytes([10, 1, 0, number]))
+        held[pod.ip] = (1, 1)
+        present = [lease(back.pod, UNBOUNDED, 30.0), pod] if number >= 3 else [pod]
+        ledger.settle(snap(at + 1, {IN: dict(held)}), present, at + 1)
+    assert total(ledger, Level.POD, "team-a", "stateful-0") == 10
+
+
+def test_late_bytes_keep_a_namespace_alive_but_not_a_pod() -> None:
+    """Bytes bound to a pod that has left count as its namespace's activity; the pod's own name lives on leases."""
+    ledger = Ledger(limits=Limits(pod_retention=30.0, group_retention=60.0))
+    ledger.baseline(one(10.0, 0), 10.0)
+    ledger.settle(one(20.0, 50), [], 20.0)
+    ledger.settle(one(45.0, 50), [lease(A, 19.0, 21.0, closed=22.0)], 45.0)
+    assert total(ledger, Level.NAMESPACE, "team-a") == 50
+    assert {name for _, name, _ in ledger.alive(100.0)} == {("team-a",), ("team-a", "Job", "train")}

@@ -224,13 +224,30 @@ def test_a_directory_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> Non
 def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     """A link in place of the database is refused, and its target is left alone."""
     target = tmp_path / "target"
-    target.write_text("mine")
+    target.touch()
     directory = tmp_path / "state"
     directory.mkdir()
     (directory / DATABASE).symlink_to(target)
     with pytest.raises(StoreError):
         Store(directory, HERE).save(checkpoint())
-    assert target.read_text() == "mine"
+    assert target.read_bytes() == b""
+
+
+def test_a_process_that_dies_after_its_first_commit_leaves_a_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second file is there before the first transaction, so a first checkpoint is never taken for a foreign one."""
+    write = os.pwrite
+
+    def only_before_the_database(descriptor: int, data: bytes, offset: int) -> int:
+        if (tmp_path / DATABASE).exists():
+            raise OSError("died here")
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", only_before_the_database)
+    with pytest.raises(StoreError, match="died here"):
+        Store(tmp_path, HERE).save(checkpoint())
+    assert Store(tmp_path, HERE).load().checkpoint == checkpoint()
 
 
 def test_a_deleted_state_comes_back_with_the_next_save(saved: Path) -> None:
