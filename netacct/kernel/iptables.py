@@ -1,10 +1,10 @@
 """The iptables datapath: legacy xtables rules through python-iptables, counters in ipsets.
 
 The sets come first, then the rules that refer to them, then what is left of an older plan is read and destroyed. An
-edit of a table is: take the lock, load the table, compare, change what differs, commit, all in milliseconds; nothing is
-committed where nothing differs. SIGTERM is held off in the calling thread meanwhile, because a process that dies inside
-a commit loses the rule counters of the whole table. In a program of several threads the signal goes to another one:
-there a handler for SIGTERM must be installed, as the agent does.
+edit of a table is: build the rules, take the lock, load the table, compare, change what differs, commit; the lock is
+held for milliseconds, and nothing is committed where nothing differs. SIGTERM is held off in the calling thread
+meanwhile, because a process that dies inside a commit loses the rule counters of the whole table. In a program of
+several threads the signal goes to another one: there a handler for SIGTERM must be installed, as the agent does.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from netacct.kernel.lock import PATIENCE, xtables_lock
 from netacct.kernel.mangle import MangleTable
 from netacct.kernel.netlink import Netlink
 from netacct.kernel.plan import Plan
+from netacct.kernel.rulebuilder import RuleBuilder
 from netacct.kernel.setmaker import Members
 from netacct.model import Address, Family, Snapshot, family_of
 
@@ -151,8 +152,9 @@ class IptablesDatapath:
     def _rule_differences(self, wanted: Layout) -> list[str]:
         if not _mangle_exists(wanted.family):  # to look for it any other way would make it
             return ["table mangle is missing"] if wanted.chains else []
+        built = RuleBuilder(self._iptc, wanted.family, self._sets.present_names()).build(wanted)
         with self._table(wanted.family) as table:
-            return table.differences(wanted, self._sets.present_names())
+            return table.differences(built)
 
     def _table(self, family: Family) -> contextlib.closing[MangleTable]:
         return contextlib.closing(MangleTable(self._iptc, family))
@@ -161,9 +163,10 @@ class IptablesDatapath:
         """Bring one family's table to a layout. Returns old chains that stay because others' rules lead to them."""
         if not wanted.chains and not _mangle_exists(wanted.family):
             return []
+        built = RuleBuilder(self._iptc, wanted.family, self._sets.names).build(wanted)  # 0.2 ms a rule: before the lock
         for attempt in range(_COMMIT_TRIES):
             with xtables_lock(self._patience), _sigterm_held_off(), self._table(wanted.family) as table:
-                stuck = table.apply(wanted, self._sets.names)
+                stuck = table.apply(built)
                 if table.commit():
                     return stuck
             # somebody wrote without the lock; not cryptography: two writers shall not keep step

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import ipaddress
 import os
-import shlex
 import socket
 import subprocess
 import threading
@@ -112,14 +111,12 @@ def _in_thread(function: Callable[[], Result]) -> Result:
 
 
 def sh(*commands: str) -> str:
-    """Run commands in this thread's namespace, which must not be the host's; returns their output."""
+    """Run shell commands in this thread's namespace, which must not be the host's; returns their output."""
     assert in_private_namespace()
-    output = ""
-    for command in commands:
-        done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False, timeout=30)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        output += done.stdout
-    return output
+    script = "set -e\n" + "\n".join(commands)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, f"{script}: {done.stderr}"
+    return done.stdout
 
 
 def table(family: Family) -> str:

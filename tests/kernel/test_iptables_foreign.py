@@ -331,7 +331,7 @@ def test_a_kill_at_any_point_loses_and_doubles_nothing(node: Node, tmp_path: Pat
     booked: dict[tuple[CounterKey, int], Count] = {}
     total = Count(0, 0)
     books, ip = tmp_path / "books", pack(POD[4])
-    for _ in range(20):
+    for _ in range(12):
         with closing(IptablesDatapath()) as datapath:
             snapshots = [*kept(books), datapath.install(plan())]
             total = total.plus(node.send(4, (node.pod, POD[4]), (node.peer, support.STORAGE[4]), 3, 100))

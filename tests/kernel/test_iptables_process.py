@@ -16,6 +16,7 @@ from netacct.errors import MissingFeatureError
 from netacct.kernel import layout, mangle
 from netacct.kernel.iptables import IptablesDatapath
 from netacct.kernel.mangle import MangleTable
+from netacct.kernel.rulebuilder import RuleBuilder
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("netns")]
 
@@ -82,7 +83,7 @@ def test_a_commit_over_a_changed_table_is_refused() -> None:
         datapath.install(plan())
         (wanted, _) = layout.build(plan(storage=False))
         with closing(MangleTable(datapath._iptc, 4)) as stale:
-            stale.apply(wanted, datapath._sets.names)
+            stale.apply(RuleBuilder(datapath._iptc, 4, datapath._sets.names).build(wanted))
             sh("iptables-legacy -t mangle -A FORWARD -p tcp")
             before = table(4)
 
@@ -119,7 +120,7 @@ def test_nothing_is_written_to_stdout_and_nothing_leaks(capfd: pytest.CaptureFix
     with closing(IptablesDatapath()) as datapath:
         datapath.install(plan())
         before = _descriptors()
-        for number in range(20):
+        for number in range(6):
             datapath.install(plan(storage=bool(number % 2)))
             datapath.verify()
         after = _descriptors()
