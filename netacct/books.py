@@ -6,9 +6,11 @@ crash harmless: read, settle with the leases as they were, change the leases, st
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from netacct import clock
 from netacct.accounting import exposure
 from netacct.accounting.encoding import Checkpoint
 from netacct.accounting.exposure import Exposure
@@ -17,10 +19,16 @@ from netacct.accounting.series import Limits
 from netacct.accounting.store import Store
 from netacct.config import Config
 from netacct.errors import StoreError
-from netacct.identity.leases import Change, LeaseBook, needs_reading
+from netacct.identity.leases import Change, Close, LeaseBook, needs_reading
 from netacct.identity.source import Replace, SourceEvent
 from netacct.log import Repeats, get
-from netacct.model import Address, Count, Direction, Lease, Level, SeriesKey, Snapshot
+from netacct.model import ZERO, Address, Count, Direction, Lease, Level, Snapshot, unpack
+
+SAVE_SECONDS = 60.0
+"""The longest time between two checkpoints."""
+
+RETRY_SECONDS = 10.0
+"""How long to wait after a checkpoint that failed."""
 
 STORE_TROUBLE_SECONDS = 300.0
 
@@ -34,6 +42,21 @@ class PodLine:
     received: Count
     transmitted: Count
 
+    def facts(self) -> dict[str, object]:
+        """As plain values, for JSON."""
+        return {
+            "namespace": self.lease.pod.namespace,
+            "pod": self.lease.pod.name,
+            "uid": self.lease.pod.uid,
+            "workload_kind": self.lease.pod.workload_kind,
+            "workload": self.lease.pod.workload,
+            "addresses": [unpack(ip) for ip in self.addresses],
+            "sources": sorted(self.lease.sources),
+            "since": clock.to_wall(self.lease.opened),
+            "receive_bytes": self.received.bytes,
+            "transmit_bytes": self.transmitted.bytes,
+        }
+
 
 class Books:
     """Everything that is remembered.
@@ -45,14 +68,16 @@ class Books:
 
     Attributes:
         resumed: whether an earlier agent's state goes on.
-        saved_at: time of the last successful save.
+        began: when the totals began at 0 (Unix seconds; for display).
+        save_at: when the next save is due (seconds since boot).
     """
 
     def __init__(self, store: Store, config: Config, priority: Sequence[str]) -> None:
         self._store, self._config, self._priority = store, config, priority
         self._log = get(part="books")
         self._repeats = Repeats(STORE_TROUBLE_SECONDS)
-        self.saved_at = 0.0
+        self.save_at = 0.0
+        self.began: float
         self.ledger: Ledger
         self.leases: LeaseBook
         self.exposure: Exposure
@@ -61,7 +86,7 @@ class Books:
         self._open(found)
 
     def reject(self, reason: str) -> None:
-        """Put the loaded state aside, because it does not fit the kernel, and begin anew."""
+        """Put the loaded state aside, because it does not fit the kernel, and begin anew; call before any `note`."""
         try:
             self._store.discard(reason)
         except StoreError as error:
@@ -93,18 +118,27 @@ class Books:
             self.settle(Snapshot(at, ()), at)
         return changes
 
+    def released(self, changes: Iterable[Change]) -> set[Address]:
+        """The addresses that lost their holder in these changes and got no other."""
+        closed = {change.lease.ip for change in changes if isinstance(change, Close)}
+        return {ip for ip in closed if self.leases.lease_of(ip) is None}
+
+    def unheld(self) -> set[Address]:
+        """The addresses of all leases that are remembered and closed, and that nobody holds now."""
+        return {lease.ip for lease in self.leases.state() if self.leases.lease_of(lease.ip) is None}
+
     def save(self, at: float) -> bool:
         """Store everything. A store that fails is logged, sparingly: the agent goes on and tries again."""
-        state = self.ledger.state()
+        self.save_at = at + RETRY_SECONDS
         try:
-            self._store.save(Checkpoint(state, self.leases.state(), self.exposure.state()))
+            self._store.save(self._checkpoint())
         except StoreError as error:
             if self._repeats.due("save"):
                 self._log.error("cannot store the totals, trying again", error=str(error))
             return False
         self._repeats.forget("save")
         self.ledger.saved()
-        self.saved_at = at
+        self.save_at = at + SAVE_SECONDS
         return True
 
     def show(self, now: float) -> exposure.View:
@@ -122,28 +156,27 @@ class Books:
         sums: dict[tuple[tuple[str, ...], Direction], Count] = {}
         for key, count in self.ledger.totals.items():
             if key.level is Level.POD:
-                sums[key.labels, key.direction] = count.plus(sums.get((key.labels, key.direction), Count(0, 0)))
+                sums[key.labels, key.direction] = count.plus(sums.get((key.labels, key.direction), ZERO))
         return [
             PodLine(
                 max(leases, key=lambda lease: lease.opened),
                 tuple(sorted(lease.ip for lease in leases)),
-                sums.get((name, Direction.RECEIVE), Count(0, 0)),
-                sums.get((name, Direction.TRANSMIT), Count(0, 0)),
+                sums.get((name, Direction.RECEIVE), ZERO),
+                sums.get((name, Direction.TRANSMIT), ZERO),
             )
             for name, leases in sorted(held.items())
         ]
 
-    def totals(self, level: Level) -> Iterable[tuple[SeriesKey, Count]]:
-        """The totals of one level."""
-        return ((key, count) for key, count in self.ledger.totals.items() if key.level is level)
-
     def reconfigure(self, config: Config) -> None:
         """Go on with other limits: as a restart would, without the file."""
-        state = Checkpoint(self.ledger.state(), self.leases.state(), self.exposure.state())
+        state, claims = self._checkpoint(), self.leases
         self._config = config
-        claims = self.leases
         self._open(state)
         self.leases = claims  # who vouched for what is not part of the state
+        self.ledger.must_save = True
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.ledger.state(), self.leases.state(), self.exposure.state(), self.began)
 
     def _load(self) -> Checkpoint | None:
         try:
@@ -163,6 +196,7 @@ class Books:
             namespaces=metrics.max_namespace_series,
             pod_retention=metrics.retention,
         )
+        self.began = found.began if found else time.time()
         self.ledger = Ledger(
             found.ledger if found else None, limits=limits, late_binding=self._config.identity.late_binding
         )

@@ -9,35 +9,33 @@ never interrupts a commit.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import queue
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import netacct
-from netacct import clock, log, policy_file, yamlfile
-from netacct.accounting.store import Store
-from netacct.agent import Agent, plan_from_files
-from netacct.books import Books
+from netacct import clock, log, policy_file
+from netacct.agent import Agent
 from netacct.config import Config
 from netacct.control import Command, ControlServer, sole_writer
-from netacct.errors import ConfigError, NetacctError, UsageError
+from netacct.errors import NetacctError, UsageError
 from netacct.export.endpoints import MetricsEndpoint, routes
 from netacct.export.listen import ListenAddress
 from netacct.export.native import View, registries
 from netacct.export.pages import landing
 from netacct.export.server import Server
-from netacct.identity import pods_file
 from netacct.identity.file import FileSource
-from netacct.identity.ranges import OwnAddresses, own_addresses
+from netacct.identity.ranges import OwnAddresses
 from netacct.identity.source import Health, Replace, Source, SourceEvent, Update
-from netacct.kernel.base import Datapath
+from netacct.log import Repeats
 from netacct.model import Address
+from netacct.once import make_agent, make_datapath
 from netacct.policy import Policy
 from netacct.systemd import Notifier
 
@@ -47,11 +45,21 @@ LIVE_SECONDS = 60.0
 IDLE_SECONDS = 5.0
 """The worker comes round at least so often, to tell the watchdog."""
 
+SCRAPE_SECONDS = 3.0
+"""A scrape waits so long for the worker, if it has the time; a reading takes milliseconds, a held lock seconds."""
+
+PAUSE_SECONDS = 5.0
+"""How long the worker leaves its own work alone after something failed that nobody foresaw."""
+
+TROUBLE_SECONDS = 300.0
+"""The same trouble is logged again after so long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """An HTTP thread wants a View, and waits for it (or for the exception that came instead)."""
+    """An HTTP thread wants a View, and waits until `until` for it (or for the exception that came instead)."""
 
+    until: float
     reply: queue.SimpleQueue[View | Exception] = field(default_factory=queue.SimpleQueue)
 
 
@@ -63,49 +71,6 @@ class Signalled:
 
 
 Message: TypeAlias = Scrape | Command | Replace | Update | Signalled | frozenset[Address]
-
-
-def make_datapath(config: Config) -> Datapath:
-    """The datapath that the configuration names. `auto` is iptables, the only one of this version."""
-    del config
-    from netacct.kernel.iptables import IptablesDatapath  # noqa: PLC0415 -- commands without a kernel shall not pay
-
-    return IptablesDatapath()
-
-
-def make_agent(config: Config, datapath: Datapath) -> Agent:
-    """An agent with its books loaded from the state directory."""
-    policy = policy_file.load(config.policy)
-    books = Books(Store(Path(config.state_dir)), config, config.identity.sources)
-    return Agent(config, policy, datapath, books)
-
-
-def apply_once(config: Config) -> list[str]:
-    """Install or repair without an agent running, and book what was counted meanwhile; the caller is sole writer."""
-    config = dataclasses.replace(config, enabled=True)
-    datapath = make_datapath(config)
-    agent = make_agent(config, datapath)
-    datapath.adopt(plan_from_files(config))
-    found = datapath.verify()
-    _start_once(agent, config)
-    agent.stop()
-    return found
-
-
-def remove_once(config: Config) -> list[str]:
-    """Book the last values and take everything away, without an agent running; the caller is sole writer."""
-    config = dataclasses.replace(config, enabled=False)
-    _start_once(make_agent(config, make_datapath(config)), config)
-    return []
-
-
-def _start_once(agent: Agent, config: Config) -> None:
-    path = config.identity.file.path
-    events: list[SourceEvent] = []
-    if FileSource.name in config.identity.sources and os.path.exists(path):  # noqa: PTH110 -- a plain string
-        seen_at = clock.now()
-        events = [Replace(FileSource.name, pods_file.parse(yamlfile.read(path), path, seen_at), seen_at)]
-    agent.start(own_addresses(), events, dict)
 
 
 class Service:
@@ -123,6 +88,8 @@ class Service:
         self._sources: list[Source] = []
         self._round = clock.now()
         self._stopping = False
+        self._not_before = 0.0
+        self._repeats = Repeats(TROUBLE_SECONDS)
         self._agent: Agent
         self._log = log.get()
 
@@ -131,31 +98,35 @@ class Service:
         log.configure(self._config.log.level, self._config.log.format)
         with sole_writer(Path(self._config.state_dir)), self._signals():
             begin = time.monotonic()
-            self._log.info("starting", version=netacct.__version__, config=self._config.policy, pid=os.getpid())
+            self._log.info("starting", version=netacct.__version__, pid=os.getpid(), policy=self._config.policy)
             self._notifier.status("reading the store and installing rules")
             self._agent = make_agent(self._config, make_datapath(self._config))
-            watcher = OwnAddresses()
-            own = watcher.start(self._queue.put)
-            self._sources = self._start_sources(self._config)
-            control = ControlServer(Path(self._config.state_dir), self._queue.put)
-            server = self._server()
-            try:
-                self._agent.start(own, self._first_events(), self._health)
-                server.start()
-                control.start()
+            with contextlib.ExitStack() as stack:
+                self._start(stack)
                 self._log.info("ready", start_seconds=round(time.monotonic() - begin, 3), status=self._agent.status())
                 self._notifier.ready(self._agent.status())
                 self._loop()
-            finally:
                 self._notifier.stopping()
-                server.stop()
-                control.stop()
-                watcher.stop()
-                for source in self._sources:
-                    source.stop()
             self._agent.stop()
-            self._log.info("stopped; rules stay and go on counting")
+            self._log.info("stopped; rules stay and go on counting" if not self._agent.paused else "stopped")
         return 0
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        """Start everything and leave with `stack` how to stop it. A port that is taken is found before rules change."""
+        server = self._server()
+        server.start()
+        stack.callback(server.stop)
+        watcher = OwnAddresses()
+        own = watcher.start(self._queue.put)
+        stack.callback(watcher.stop)
+        stack.callback(self._stop_sources)
+        self._start_sources(self._config)
+        found = self._agent.start(own, self._first_events(), self._health)
+        if found:
+            self._log.info("rules brought up to date", differences=len(found), first=found[0])
+        control = ControlServer(Path(self._config.state_dir), self._queue.put)
+        control.start()
+        stack.callback(control.stop)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -170,12 +141,15 @@ class Service:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _start_sources(self, config: Config) -> list[Source]:
+    def _start_sources(self, config: Config) -> None:
         names = config.identity.sources
-        sources: list[Source] = [FileSource(config.identity.file.path) for name in names if name == FileSource.name]
-        for source in sources:
+        self._sources = [FileSource(config.identity.file.path) for name in names if name == FileSource.name]
+        for source in self._sources:
             source.start(self._queue.put)
-        return sources
+
+    def _stop_sources(self) -> None:
+        for source in self._sources:
+            source.stop()
 
     def _first_events(self) -> list[SourceEvent]:
         """What the sources said while they started; anything else stays in the queue."""
@@ -207,10 +181,11 @@ class Service:
 
     def _view(self, seconds: float) -> View:
         """Called by HTTP threads: the worker's view, or the last one with its age when the worker has no time."""
-        scrape = Scrape()
+        patience = min(seconds, SCRAPE_SECONDS)
+        scrape = Scrape(clock.now() + patience)
         self._queue.put(scrape)
         try:
-            answer = scrape.reply.get(timeout=seconds)
+            answer = scrape.reply.get(timeout=patience)
         except queue.Empty:
             stale = self._agent.stale_view()
             if stale is None:
@@ -225,25 +200,36 @@ class Service:
         return [f"the worker has not come round for {age:.0f} s"] if age > LIVE_SECONDS else []
 
     def _loop(self) -> None:
+        status = ""
         while not self._stopping:
             self._round = clock.now()
             self._notifier.watchdog()
-            wait = min(max(self._agent.due() - self._round, 0.0), IDLE_SECONDS)
-            try:
+            if status != self._agent.status():
+                status = self._agent.status()
+                self._notifier.status(status)
+            wait = min(max(self._due() - self._round, 0.0), IDLE_SECONDS)
+            with contextlib.suppress(queue.Empty):
                 message = self._queue.get(timeout=wait)
-            except queue.Empty:
-                self._agent.tick(clock.now())
-                continue
-            try:
-                self._handle(message)
-            except Exception:  # noqa: BLE001 -- one bad message must not end the accounting of a node
-                self._log.exception("a message could not be handled", message=type(message).__name__)
-            if self._agent.due() <= clock.now():
-                self._agent.tick(clock.now())
+                self._survive(type(message).__name__, partial(self._handle, message))
+            if self._due() <= clock.now():
+                self._survive("tick", self._agent.tick)
+
+    def _due(self) -> float:
+        return max(self._agent.due(), self._not_before)
+
+    def _survive(self, what: str, step: Callable[[], None]) -> None:
+        """What fails in a way that nobody foresaw must not end the accounting of a node, nor keep it busy."""
+        try:
+            step()
+        except Exception:  # noqa: BLE001 -- see above
+            self._not_before = clock.now() + PAUSE_SECONDS
+            if self._repeats.due(what):
+                self._log.exception("the worker failed at something", what=what)
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Scrape):
-            _answer(message.reply, self._agent.view)
+            if clock.now() < message.until:  # else nobody waits for it any more
+                _answer(message.reply, self._agent.view)
         elif isinstance(message, Command):
             _answer(message.reply, lambda: self._command(message))
         elif isinstance(message, Replace | Update):
@@ -261,18 +247,13 @@ class Service:
             case "pods":
                 return self._agent.pods()
             case "apply":
-                if self._agent.paused:
-                    self._agent.resume()
-                    return ["rules were removed"]
-                return self._agent.repair()
+                return self._agent.apply()
             case "remove":
                 if not self._agent.paused:
                     self._agent.pause()
                 return []
             case "differences":
                 return self._agent.differences()
-            case "status":
-                return self._agent.status()
         raise UsageError(f"the agent knows no command {command.name!r}")
 
     def _reload(self) -> None:
@@ -281,7 +262,8 @@ class Service:
         try:
             config = self._load()
             policy = policy_file.load(config.policy)
-        except ConfigError as error:
+            self._agent.reconfigure(config, policy)
+        except NetacctError as error:
             self._log.error("reload refused, the configuration before stays in force", error=str(error))
             self._agent.reload_failed()
         else:
@@ -289,18 +271,12 @@ class Service:
         self._notifier.ready(self._agent.status())
 
     def _take(self, config: Config, policy: Policy) -> None:
+        log.configure(config.log.level, config.log.format)
         for key in _fixed(self._config, config):
             self._log.warning("this change needs a restart", key=key)
-        log.configure(config.log.level, config.log.format)
-        if config.identity != self._config.identity:
-            for source in self._sources:
-                source.stop()
-            self._sources = self._start_sources(config)
-        try:
-            self._agent.reconfigure(config, policy)
-        except NetacctError as error:
-            self._log.error("the new configuration is in force, but the kernel is not there yet", error=str(error))
         self._config = config
+        self._stop_sources()  # also where nothing changed: a reload is how to make them look
+        self._start_sources(config)
         self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
 
 

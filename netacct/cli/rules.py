@@ -63,7 +63,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _diff(args: argparse.Namespace) -> int:
     from netacct.control import NoAgentError, ask  # noqa: PLC0415 -- other commands start faster without it
-    from netacct.service import make_datapath  # noqa: PLC0415 -- as above
+    from netacct.once import make_datapath  # noqa: PLC0415 -- as above
 
     config = configuration(args)
     try:
@@ -96,7 +96,7 @@ def _remove(args: argparse.Namespace) -> int:
 
 def _explain(args: argparse.Namespace) -> int:
     from netacct import explain, policy_file  # noqa: PLC0415 -- other commands start faster without it
-    from netacct.agent import local_ranges  # noqa: PLC0415 -- as above
+    from netacct.desired import local_ranges  # noqa: PLC0415 -- as above
     from netacct.identity.ranges import own_addresses  # noqa: PLC0415 -- as above
 
     config = configuration(args)
@@ -111,22 +111,25 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _plan(config: Config) -> Plan:
-    from netacct.agent import plan_from_files  # noqa: PLC0415 -- other commands start faster without it
+    from netacct import desired  # noqa: PLC0415 -- other commands start faster without it
 
-    return plan_from_files(config)
+    return desired.plan(config)
 
 
 def _write(config: Config, command: str) -> list[str]:
     """Let the running agent do it; where none runs, be the agent for that long."""
-    from netacct.control import NoAgentError, ask, sole_writer  # noqa: PLC0415 -- other commands start faster without it
-    from netacct.service import apply_once, remove_once  # noqa: PLC0415 -- as above
+    from netacct import once  # noqa: PLC0415 -- other commands start faster without it
+    from netacct.control import NoAgentError, ask, sole_writer  # noqa: PLC0415 -- as above
 
     state_dir = Path(config.state_dir)
     try:
         done: list[str] = ask(state_dir, command)
     except NoAgentError:
         with sole_writer(state_dir):
-            done = apply_once(config) if command == "apply" else remove_once(config)
+            if command == "apply":
+                return once.apply(config)
+            once.remove(config)
+            return []
     return done
 
 

@@ -1,0 +1,121 @@
+"""From the kernel's counters into the books, with nothing lost or doubled on the way, also by a kill.
+
+Three rules make a kill at any point harmless:
+
+* a counter that shall go is made to count no more, read, settled and stored, and only then destroyed;
+* at a start, what an earlier life was about to destroy is booked and destroyed before anything else is settled: it may
+  have been replaced already, and the books know one set per counter only;
+* books that are not provably of these counters begin anew, with what the counters hold as their zero; that is stored
+  before new rules count anything.
+
+Worker thread only. All methods raise DatapathError.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+
+from netacct import clock
+from netacct.books import Books
+from netacct.errors import NetacctError
+from netacct.export.native import Collected
+from netacct.kernel.base import Datapath, Keep, keep_nothing
+from netacct.kernel.plan import Plan
+from netacct.model import Address, CounterKey, Snapshot
+
+
+class _SpokeError(NetacctError):
+    """An address that was silent sent or got something while its counters were about to go."""
+
+
+class Counting:
+    """Moves what a datapath counts into books.
+
+    Attributes:
+        snapshot: the last reading.
+        collected: how that went, for the scrape.
+    """
+
+    def __init__(self, datapath: Datapath, books: Books) -> None:
+        self._datapath, self._books = datapath, books
+        self._keep: Keep = self._keep_and_forget
+        self.snapshot = Snapshot(0.0, ())
+        self.collected: dict[str, Collected] = {}
+
+    def begin(self, plan: Plan) -> None:
+        """Hold the stored books against the counters that are there; begin new books where they do not fit.
+
+        Counters of no use to `plan` that are dropped next belong, to new books, to nobody.
+        """
+        self._datapath.adopt(plan)
+        present = self._datapath.read()
+        if self._books.resumed and self._books.ledger.contradicts(present):
+            self._books.reject("the kernel's counters are behind it")
+        if not self._books.resumed:
+            self._books.ledger.baseline(present, present.at)
+            self._books.save(clock.now())
+            self._keep = keep_nothing
+
+    def refresh(self) -> None:
+        """Read and settle."""
+        begin = time.perf_counter()
+        self.collected["kernel"] = Collected(ok=False, seconds=0.0)
+        snapshot = self._datapath.read()
+        read = time.perf_counter()
+        self._books.settle(snapshot, snapshot.at)
+        self.collected["kernel"] = Collected(not snapshot.unreadable, read - begin)
+        self.collected["ledger"] = Collected(ok=True, seconds=time.perf_counter() - read)
+        self.snapshot = snapshot
+
+    def install(self, plan: Plan) -> None:
+        """Bring the kernel to the plan; what it drops is booked and stored before it is gone."""
+        before = self.snapshot
+        self._datapath.install(plan, self._keep)
+        self._datapath.add(lease.ip for lease in self._books.leases.open_leases())
+        self._keep = self._keep_and_forget
+        self.refresh()
+        self._forget_unused(before, {reading.key for reading in self.snapshot.readings})
+
+    def remove(self) -> None:
+        """Take everything away, booked and stored."""
+        self._datapath.remove(self._keep)
+        self._keep = self._keep_and_forget
+        self._forget_unused(self.snapshot, ())
+        self.snapshot = Snapshot(clock.now(), ())
+
+    def add(self, ips: Iterable[Address]) -> None:
+        """Give addresses counters of their own."""
+        self._datapath.add(ips)
+
+    def discard(self, ips: Collection[Address]) -> bool:
+        """Take the counters of silent addresses away; False where one is not silent, or its value cannot be stored."""
+        self.refresh()
+        if not self._books.save(clock.now()):
+            return False
+        try:
+            dropped = self._datapath.discard(ips, self._keep_unchanged)
+        except _SpokeError:
+            return False
+        self._books.settle(dropped, dropped.at, final=True)
+        return True
+
+    def _keep_and_forget(self, last: Snapshot) -> None:
+        """Book whole sets and store that, then forget them. Stored is what a life needs that still finds them there."""
+        self._books.settle(last, last.at)
+        self._books.save(clock.now())
+        self._books.settle(last, last.at, final=True)
+
+    def _keep_unchanged(self, last: Snapshot) -> None:
+        """The values are stored already, unless they moved."""
+        stored = {reading.key: reading.counts for reading in self.snapshot.readings}
+        for reading in last.readings:
+            if any(stored.get(reading.key, {}).get(ip) != count for ip, count in reading.counts.items()):
+                raise _SpokeError
+
+    def _forget_unused(self, before: Snapshot, present: Collection[CounterKey]) -> None:
+        """Forget sets that are gone without ever having counted: the datapath does not hand those over."""
+        gone = [reading for reading in before.readings if reading.key not in present]
+        unused = tuple(reading for reading in gone if not any(map(any, reading.counts.values())))
+        at = max(clock.now(), self._books.ledger.at)
+        self._books.settle(Snapshot(at, unused), at, final=True)

@@ -1,0 +1,43 @@
+"""Making an agent, and being one for as long as a command needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from netacct import clock, desired, policy_file
+from netacct.accounting.store import Store
+from netacct.agent import Agent
+from netacct.books import Books
+from netacct.config import Config
+from netacct.identity import pods_file
+from netacct.identity.ranges import own_addresses
+from netacct.identity.source import Replace
+from netacct.kernel.base import Datapath
+
+
+def make_datapath(config: Config) -> Datapath:
+    """The datapath that the configuration names. `auto` is iptables, the only one of this version."""
+    del config
+    from netacct.kernel.iptables import IptablesDatapath  # noqa: PLC0415 -- commands without a kernel shall not pay
+
+    return IptablesDatapath()
+
+
+def make_agent(config: Config, datapath: Datapath) -> Agent:
+    """An agent with its books loaded from the state directory. Raises ConfigError where the policy has an error."""
+    policy = policy_file.load(config.policy)
+    return Agent(config, policy, datapath, Books(Store(Path(config.state_dir)), config, config.identity.sources))
+
+
+def apply(config: Config) -> list[str]:
+    """Install or repair, and book what was counted meanwhile; returns what differed. The caller is sole writer."""
+    desired.require_enabled(config)
+    events = [Replace(pods_file.SOURCE, desired.observations(config), clock.now())]
+    return make_agent(config, make_datapath(config)).start(own_addresses(), events)
+
+
+def remove(config: Config) -> None:
+    """Book the last values and take everything away. The caller is sole writer."""
+    config = dataclasses.replace(config, enabled=False)
+    make_agent(config, make_datapath(config)).start(own_addresses())
