@@ -100,7 +100,10 @@ def expected_of_flight(
     if flight.leaving:
         to_node = _reaches_node(actor, destination, node_addresses)
         if actor in PODS and _is_local(source) and (to_node or not destination.is_multicast):
-            yield pod_series(actor, TRANSMIT, "node" if to_node else class_of(destination)), count
+            own = (
+                to_node and not destination.is_multicast and (destination.version == 4 or not destination.is_link_local)
+            )
+            yield pod_series(actor, TRANSMIT, "node" if own else class_of(destination)), count
         if to_node and source not in _EXITS:
             yield host_series(RECEIVE, "tunnel" if flight.outer else class_of(source)), count
     else:
