@@ -15,13 +15,13 @@ from pathlib import Path
 from bench_lane import INTERNET, NODE, PEER, Flow, Lane, write_routes
 from bench_variants import LOCAL_24, write_policy
 
-PODS = 110
+PODS, REPLACED = 110, 2
 PORT = 19112
 PATIENCE = 30.0
 CONFIG = """policy: {policy}
 local_ranges: [{local}]
 identity: {{sources: [file], file: {{path: {pods}}}}}
-metrics: {{retention: {retention}s}}
+metrics: {metrics}
 state_dir: {folder}/state
 accounts_dir: {folder}/accounts
 web: {{listen_address: ["127.0.0.1:{port}"]}}
@@ -34,12 +34,12 @@ PROMETHEUS = {
 """What Prometheus sends with each scrape."""
 
 
-def pods_yaml(generation: int = 0, replaced: int = 10) -> str:
-    """110 pods of 10 namespaces and 22 jobs; each generation has other pods at `replaced` of the addresses."""
+def pods_yaml(generation: int) -> str:
+    """110 pods of 10 namespaces and 22 jobs; each generation has other pods at `REPLACED` of the addresses."""
     lines = ["pods:"]
     for number in range(PODS):
         # the replaced pods move through the addresses, so that in time each one has changed hands
-        life = (generation * replaced + PODS - 1 - number) // PODS
+        life = (generation * REPLACED + PODS - 1 - number) // PODS
         team, job = f"team-{number % 10}", f"train-{number % 22}"
         lines.append(
             f"  - {{namespace: {team}, name: {job}-{number}-{life}, uid: uid-{number}-{life}, "
@@ -53,9 +53,12 @@ def _address(number: int) -> str:
 
 
 class Bed:
-    """A node with 110 pods and traffic of every class, for an agent to run on. Its files are in `folder`."""
+    """A node with 110 pods and traffic of every class, for an agent to run on. Its files are in `folder`.
 
-    def __init__(self, folder: Path, retention: int = 300) -> None:
+    `metrics` is that section of the configuration.
+    """
+
+    def __init__(self, folder: Path, metrics: str = "{}") -> None:
         folder.mkdir()
         self.lane = Lane([LOCAL_24])
         self.pods = folder / "pods.yaml"
@@ -63,7 +66,7 @@ class Bed:
         self.log = folder / "log"
         policy = write_policy(folder / "policy.yaml")
         fill = {"policy": policy, "local": LOCAL_24, "pods": self.pods, "folder": folder, "port": PORT}
-        self.config.write_text(CONFIG.format(**fill, retention=retention))
+        self.config.write_text(CONFIG.format(**fill, metrics=metrics))
         self.set_pods(0)
         self._flows = _every_class(folder)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from bench_lane import INTERNET, NODE, POD, Flow, write_routes
@@ -44,7 +44,8 @@ def make_flows(folder: Path, cidrs: Sequence[ipaddress.IPv4Network], dice: rando
     """All flows by name; their route files go to `folder`. `cidrs` are those of class `cloud`."""
     anywhere = [address for address, _ in zip(random_addresses(dice), range(ROTATION), strict=False)]
     listed = [cidr[dice.randrange(cidr.num_addresses)] for cidr in dice.sample(cidrs, ROTATION)]
-    in_cloud = sum(any(address in cidr for cidr in cidrs) for address in anywhere)
+    known = frozenset(cidrs)
+    in_cloud = sum(_listed(address, known) for address in anywhere)
 
     def flow(name: str, sender: str, routes: Sequence[tuple[str, str]], books: Counter[Booked]) -> Flow:
         path = write_routes(folder / name.replace(" ", "-"), routes)
@@ -62,6 +63,10 @@ def make_flows(folder: Path, cidrs: Sequence[ipaddress.IPv4Network], dice: rando
         flow("pod to 2,048 listed addresses", "pod", [("-", str(a)) for a in listed], pod_transmit("cloud", ROTATION)),
     )
     return {flow.name: flow for flow in flows}
+
+
+def _listed(address: ipaddress.IPv4Address, cidrs: Collection[ipaddress.IPv4Network]) -> bool:
+    return any(ipaddress.IPv4Network((address, length), strict=False) in cidrs for length in range(14, 33))
 
 
 def _receive(traffic: str, packets: int = 1) -> Counter[Booked]:

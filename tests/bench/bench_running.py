@@ -21,8 +21,8 @@ MEGABYTES = 55.0
 SCRAPE_MILLISECONDS = 30.0
 START_SECONDS = 2.0
 STARTS = 9
-RETENTION = 10
-"""Seconds: short against the run, so that gone pods leave while it lasts, as they do in a long life."""
+BRIEF = "{retention: 5s, zero_first: 1s}"
+"""Short against the run, so that the series of gone pods leave while it lasts, as they do in a long life."""
 
 
 def scrape(folder: Path) -> dict[str, list[float]]:
@@ -57,7 +57,7 @@ def scrape_figures(samples: dict[str, list[float]]) -> list[Figure]:
 
 def memory(folder: Path, scrapes: int) -> dict[str, float]:
     """Resident MB of the agent after so many scrapes, with pods coming and going and traffic in between."""
-    bed = Bed(folder, RETENTION)
+    bed = Bed(folder, BRIEF)
     resident: dict[str, float] = {}
     try:
         with bed.agent() as agent:
