@@ -39,6 +39,14 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([str(_TOOLS), os.environ.get("PATH", os.defpath)]))
 
 
+def missing(*tools: str) -> str:
+    """Why tests that run these programs as root must be skipped; empty where they can run."""
+    if os.geteuid():
+        return "network namespaces need root"
+    lacking = [name for name in tools if find_tool(name) is None]
+    return f"{' and '.join(lacking)} missing (make setup unpacks Debian's package prometheus)" if lacking else ""
+
+
 class Process:
     """A child in a namespace that ends when this process does.
 

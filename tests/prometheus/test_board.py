@@ -25,11 +25,13 @@ from netacct.demo import expect, exposition, files
 from netacct.demo.expect import Series, Totals
 from netacct.demo.flows import Burst, Datagrams
 from netacct.demo.netns import Namespace
+from netacct.demo.peers import NOTHING
 from netacct.demo.topology import Topology
 from netacct.demo.traffic import Driver
 from netacct.demo.world import BACKENDS, LOCAL_RANGES
 
-pytestmark = [pytest.mark.kernel, pytest.mark.prometheus]
+MISSING = promlab.missing("prometheus")
+pytestmark = [pytest.mark.kernel, pytest.mark.prometheus, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 BOARD = promlab.ROOT / "monitoring" / "dashboards" / "my-experiment.json"
 ZERO_FIRST = 5.0
@@ -160,7 +162,7 @@ class Node:
             flow = Datagrams(client, to, server, self._port, Burst(40, size), Burst(25, size - 300))
             parts = expect.expected_of_datagrams(flow, 4, self._driver.exchange(flow))
             for series, count in expect.total((owned(series), count) for series, count in parts).items():
-                self.driven[series] = self.driven.get(series, expect.NOTHING).plus(count)
+                self.driven[series] = self.driven.get(series, NOTHING).plus(count)
 
     def kill(self, pod: str) -> None:
         """Take a pod's link and namespace away."""
@@ -170,9 +172,10 @@ class Node:
         """Put a new pod at its address."""
         self._topology.give_addresses(pod)
 
-    def newest_scrape(self, server: Prometheus) -> float:
-        """When this server scraped the agent last (Unix seconds); 0 before the first scrape."""
-        return server.scalar("timestamp(netacct_build_info)", time.time()) or 0.0
+    def scraped(self, server: Prometheus, seconds: float) -> bool:
+        """Whether this server scraped the agent within the last seconds."""
+        newest = server.scalar("timestamp(netacct_build_info)", time.time())
+        return newest is not None and time.time() - newest < seconds
 
     def _start_agent(self) -> Process:
         text = CONFIG.format(
@@ -232,7 +235,7 @@ def spend_an_evening(node: Node) -> Evening:
     """Drive everything, let the servers scrape on, and open the board of each just after a scrape."""
     since = time.time()
     for server in node.servers:
-        wait_until(functools.partial(node.newest_scrape, server), 10, "first scrape")
+        wait_until(functools.partial(node.scraped, server, 60.0), 10, "first scrape")
     lasting = ["train-0", "train-1"]
     node.follow([*lasting, PREDECESSOR])
     for _ in range(3):
@@ -244,15 +247,14 @@ def spend_an_evening(node: Node) -> Evening:
     time.sleep(max(0.0, since_last_new_series + SAMPLED + 1 - time.monotonic()))
     boards = []
     for server in node.servers:
-        wait_until(lambda: time.time() - node.newest_scrape(server) < FRESH, 10, "fresh scrape")  # noqa: B023 -- called at once
+        wait_until(functools.partial(node.scraped, server, FRESH), 10, "fresh scrape")
         boards.append(Opened(server, since, time.time()))
     return Evening((boards[0], boards[1]), node.driven)
 
 
 @pytest.fixture(scope="module")
-def evening(prometheus: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evening]:
+def evening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evening]:
     """The one run that all tests of this file look at."""
-    assert prometheus
     with contextlib.ExitStack() as close:
         topology = Topology()
         close.callback(topology.close)
@@ -269,7 +271,7 @@ TRUST = ("Nodes ", "Share ", "Oldest ")
 """Panels about the numbers themselves, for which nothing is a good answer."""
 
 
-def named(found: list[tuple[str, Mapping[str, Any]]]) -> Any:
+def named(found: list[tuple[str, Mapping[str, Any]]]) -> pytest.MarkDecorator:
     """The targets as parameters of a test."""
     return pytest.mark.parametrize("target", [pytest.param(target, id=name) for name, target in found])
 
