@@ -100,9 +100,7 @@ def expected_of_flight(
     if flight.leaving:
         to_node = _reaches_node(actor, destination, node_addresses)
         if actor in PODS and _is_local(source) and (to_node or not destination.is_multicast):
-            own = (
-                to_node and not destination.is_multicast and (destination.version == 4 or not destination.is_link_local)
-            )
+            own = to_node and not is_group_or_link_local(destination)
             yield pod_series(actor, TRANSMIT, "node" if own else class_of(destination)), count
         if to_node and source not in _EXITS:
             yield host_series(RECEIVE, "tunnel" if flight.outer else class_of(source)), count
@@ -111,6 +109,11 @@ def expected_of_flight(
             yield pod_series(actor, RECEIVE, class_of(source)), count
         if str(source) in node_addresses and destination not in _EXITS:
             yield host_series(TRANSMIT, "tunnel" if flight.outer else class_of(destination)), count
+
+
+def is_group_or_link_local(address: _Address) -> bool:
+    """An address that the node answers to without its being class `node`: a group, or an IPv6 link-local address."""
+    return address.is_multicast or (address.version == 6 and address.is_link_local)
 
 
 def _is_local(address: _Address) -> bool:

@@ -82,7 +82,8 @@ class HookMeter:
             yield expect.pod_series(sender, "transmit", to), count
         if name.startswith("input"):
             if sender:
-                yield expect.pod_series(sender, "transmit", "node"), count
+                own = not expect.is_group_or_link_local(ipaddress.ip_address(destination))
+                yield expect.pod_series(sender, "transmit", "node" if own else to), count
             yield expect.host_series("receive", of), count
         if name.startswith("output") and not sender:
             yield expect.host_series("transmit", to), count

@@ -88,7 +88,7 @@ def test_forwarded_for_others_is_booked_to_nobody() -> None:
         (
             "train-0",
             Flight(True, False, "fd00:10:244:1::10", "ff02::1:ffaa:bb01"),
-            {pod_series("train-0", "transmit", "node"), host_series("receive", "pod")},
+            {pod_series("train-0", "transmit", "private"), host_series("receive", "pod")},
         ),
         # MLD of a pod: the node does not listen, and the pod's link-local address is nobody's
         ("train-0", Flight(True, False, "fe80::5", "ff02::16"), set()),
