@@ -277,7 +277,8 @@ class Ledger:
         if not reading.counts.keys() >= old.keys():
             self.must_save = True
         changed = [(ip, now) for ip, now in reading.counts.items() if now != old.get(ip, _NOTHING)]
-        return [(ip, self._since(old.get(ip, _NOTHING), now)) for ip, now in changed]
+        deltas = [(ip, self._since(old.get(ip, _NOTHING), now)) for ip, now in changed]
+        return [item for item in deltas if item[1] != _NOTHING]
 
     def _since(self, was: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
         if now[0] < was[0] or now[1] < was[1]:

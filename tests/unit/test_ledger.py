@@ -213,6 +213,14 @@ def test_a_counter_that_went_backwards_is_a_reset_of_last_resort(ledger: Ledger)
     assert ledger.must_save
 
 
+def test_a_counter_set_to_zero_is_a_reset_that_books_nothing(ledger: Ledger) -> None:
+    """Nothing is left to book, so no series appears and nothing waits."""
+    ledger.settle(one(20.0, 0, 0), [], 20.0)
+    assert ledger.resets == 1
+    assert not ledger.totals
+    assert not ledger.pending()
+
+
 def test_quiet_progress_needs_no_save(ledger: Ledger) -> None:
     """Growth that a restart could read from the kernel again asks for no checkpoint."""
     ledger.saved()
