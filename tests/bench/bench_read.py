@@ -14,7 +14,7 @@ import bench_stats
 from bench_lane import GATEWAY, NODE
 from bench_netns import Namespace
 from bench_product import Setup
-from bench_stats import Figure
+from bench_stats import LEAST_SAMPLES, Figure
 from bench_variants import LOCAL_20, LOCAL_24, write_policy
 from pyroute2 import IPSet
 
@@ -82,7 +82,7 @@ def _readings(case: Case, setup: Setup) -> dict[str, list[float]]:
         return {
             OURS: _times(datapath.read, case.readings),
             IPSET_SAVE: _times(_ipset_save, max(case.readings // 4, 9)),
-            PYROUTE2: _times(lambda: _pyroute2(ipset, names), 9),
+            PYROUTE2: _times(lambda: _pyroute2(ipset, names), LEAST_SAMPLES),
         }
 
 

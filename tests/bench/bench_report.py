@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +26,9 @@ LIBRARIES = ("python-iptables", "pyroute2", "prometheus-client")
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on: kernel, CPU, versions. Nothing that names the machine."""
+    """What the figures depend on: load, kernel, CPU, versions. Nothing that names the machine. Call it first."""
     facts = {
+        "load": f"{os.getloadavg()[0]:.2f} before the start",
         "kernel": platform.release(),
         "cpu": _cpu_model(),
         "python": platform.python_version(),
@@ -49,8 +51,13 @@ def table(figures: Iterable[Figure]) -> str:
     return "\n".join(lines)
 
 
-def write(folder: Path, command: str, figures: Sequence[Figure], samples: Mapping[str, Any]) -> Path:
-    """Write raw samples and figures to `folder`, named by today's date; returns the file. Never overwrites one."""
+def write(
+    folder: Path, command: str, facts: Mapping[str, str], figures: Sequence[Figure], samples: Mapping[str, Any]
+) -> Path:
+    """Write raw samples and figures to `folder`, named by today's date; returns the file. Never overwrites one.
+
+    `facts` are those of the machine, from before the run.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     names = (f"{today}.json" if number == 1 else f"{today}-{number}.json" for number in range(1, 1000))
@@ -58,13 +65,11 @@ def write(folder: Path, command: str, figures: Sequence[Figure], samples: Mappin
     content = {
         "command": command,
         "date": today,
-        "machine": machine(),
+        "machine": facts,
         "figures": [_as_json(figure) for figure in figures],
         "samples": samples,
     }
-    # one sample per line: short enough for a diff, long enough to be read
-    text = json.dumps(content, indent=1)
-    path.write_text(text + "\n")
+    path.write_text(json.dumps(content, indent=1) + "\n")
     return path
 
 

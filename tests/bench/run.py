@@ -77,11 +77,13 @@ def main(argv: Sequence[str]) -> int:
         print("bench: needs root, to make network namespaces and rules in them", file=sys.stderr)
         return EX_NOPERM
     signal.signal(signal.SIGTERM, _interrupt)
+    facts = bench_report.machine()
     with tempfile.TemporaryDirectory(prefix="netacct-bench-") as folder:
         figures, samples = measure(options, Path(folder))
     command = " ".join(["tests/bench/run.py", *argv])
-    print(bench_report.table(figures))
-    print(f"\nraw samples: {bench_report.write(options.out, command, figures, samples)}")
+    print("\n".join(f"{name}: {value}" for name, value in {"command": command, **facts}.items()))
+    print(f"\n{bench_report.table(figures)}")
+    print(f"\nraw samples: {bench_report.write(options.out, command, facts, figures, samples)}")
     missed = [figure for figure in figures if figure.missed]
     for figure in missed:
         print(f"bench: {figure.name}: {figure.interval.median:.3f} misses {figure.threshold}", file=sys.stderr)
