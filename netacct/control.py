@@ -103,14 +103,14 @@ class ControlServer:
         return _encode({"result": answer})
 
 
-def ask(state_dir: Path, command: str, **arguments: Any) -> Any:
-    """Send one command to the running agent and return its result.
+def ask(state_dir: Path, command: str, *, patience: float = ANSWER_TIMEOUT + REQUEST_TIMEOUT, **arguments: Any) -> Any:
+    """Send one command to the running agent and return its result; wait for `patience` seconds at most.
 
     Errors: NoAgentError where none is running; PermissionRefusedError; NetacctError with the agent's own message and
     exit code.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_TIMEOUT + REQUEST_TIMEOUT)
+        connection.settimeout(patience)
         try:
             connection.connect(str(state_dir / SOCKET))
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:

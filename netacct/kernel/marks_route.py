@@ -42,7 +42,7 @@ def rules() -> list[Writer]:
     """
     found = []
     for family, tool in ((socket.AF_INET, "ip rule"), (socket.AF_INET6, "ip -6 rule")):
-        for message in _dump(_GET_RULE, struct.pack("=B11x", family)):
+        for message in dump(_GET_RULE, struct.pack("=B11x", family)):
             parts = _numbers(message[_RULE_HEADER:])
             if _RULE_MARK in parts or _RULE_MASK in parts:
                 mark, mask = parts.get(_RULE_MARK, 0), parts.get(_RULE_MASK, ALL_BITS)
@@ -64,7 +64,7 @@ def actions_of(kind: str) -> list[Writer]:
     """All tc actions of one kind, also of one that changes no mark (with no bits)."""
     request = nested(_ACTION_TABLE, nested(1, attribute(_ACTION_KIND, kind.encode() + b"\0")))
     found = []
-    for message in _dump(_GET_ACTION, bytes(_ACTION_HEADER) + request):
+    for message in dump(_GET_ACTION, bytes(_ACTION_HEADER) + request):
         for number, table in attributes(memoryview(message)[_ACTION_HEADER:]):
             if number == _ACTION_TABLE:
                 found += [action_writer(dict(attributes(action))) for _, action in attributes(table)]
@@ -88,9 +88,13 @@ def _numbers(data: bytes) -> dict[int, int]:
     return {kind: _NUMBER.unpack(value)[0] for kind, value in found if len(value) == _NUMBER.size}
 
 
-def _dump(kind: int, body: bytes) -> list[bytes]:
-    """The bodies of the messages that answer a dump request to rtnetlink."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as link:
+def dump(kind: int, body: bytes, protocol: int = socket.NETLINK_ROUTE) -> list[bytes]:
+    """The bodies of the messages that answer a dump request to rtnetlink, or to another protocol of netlink.
+
+    Raises:
+        DatapathError: the kernel refused, or did not answer in time.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as link:
         link.settimeout(_PATIENCE)
         link.bind((0, 0))
         link.send(_HEADER.pack(_HEADER.size + len(body), kind, _DUMP, 1, 0) + body)
@@ -99,7 +103,7 @@ def _dump(kind: int, body: bytes) -> list[bytes]:
             try:
                 received = link.recv(_RECEIVE)
             except TimeoutError as error:
-                raise DatapathError("rtnetlink: the kernel did not answer in time") from error
+                raise DatapathError("netlink: the kernel did not answer in time") from error
             for kind_of, content in _messages(received):
                 if kind_of == _DONE:
                     return found

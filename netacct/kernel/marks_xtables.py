@@ -32,7 +32,7 @@ _END = "ERROR"
 _TRIES = 5
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """What differs between the families."""
 
     tool: str
@@ -42,9 +42,9 @@ class _Kind(NamedTuple):
     offsets: int  # of target_offset and next_offset in an entry
 
 
-_KINDS = (
-    _Kind("iptables", "ip_tables_names", socket.AF_INET, socket.IPPROTO_IP, 88),
-    _Kind("ip6tables", "ip6_tables_names", socket.AF_INET6, socket.IPPROTO_IPV6, 140),
+KINDS = (
+    Kind("iptables", "ip_tables_names", socket.AF_INET, socket.IPPROTO_IP, 88),
+    Kind("ip6tables", "ip6_tables_names", socket.AF_INET6, socket.IPPROTO_IPV6, 140),
 )
 
 
@@ -65,10 +65,10 @@ def read() -> tuple[list[Writer], set[str]]:
     """
     writers: list[Writer] = []
     chains: set[str] = set()
-    for kind in _KINDS:
-        for table in _tables(kind):
+    for kind in KINDS:
+        for table in tables(kind):
             try:
-                hooks, blob = _entries(kind, table)
+                hooks, blob = entries(kind, table)
             except OSError as error:
                 raise DatapathError(f"reading the {kind.tool} table {table}: {error.strerror}") from error
             for target in targets(kind.offsets, hooks, blob):
@@ -100,14 +100,15 @@ def targets(offsets: int, hooks: dict[int, str], blob: bytes) -> Iterator[Target
         at += length
 
 
-def _tables(kind: _Kind) -> list[str]:
+def tables(kind: Kind) -> list[str]:
+    """The tables that exist in this network namespace."""
     try:
         return (Path("/proc/thread-self/net") / kind.names).read_text(encoding="ascii").split()
     except FileNotFoundError:  # a kernel without legacy tables, or none loaded
         return []
 
 
-def _entries(kind: _Kind, table: str) -> tuple[dict[int, str], bytes]:
+def entries(kind: Kind, table: str) -> tuple[dict[int, str], bytes]:
     """The entries of one table, and its hooks by offset. Asked anew while somebody changes its size."""
     with socket.socket(kind.family, socket.SOCK_RAW, socket.IPPROTO_RAW) as handle:
         for _ in range(_TRIES):
