@@ -110,23 +110,26 @@ class IptablesDatapath:
         self._set_plan((), {})
         self._leased.clear()
         chains = [name for family in _FAMILIES for name in self._edit(self._layout(family))]
-        snapshot, sets = self._sets.drop(self._sets.ours(), keep)
+        spares, _ = self._sets.drop(self._sets.spares(), keep)  # first: they are older than what replaced them
+        others, sets = self._sets.drop(self._sets.ours(), keep)
         if chains or sets:
             raise DatapathError(f"rules that are not ours refer to what is left of ours: {', '.join(chains + sets)}")
-        return snapshot
+        return _joined(spares, others)
 
     def _install(
         self, layouts: tuple[Layout, ...], prefilled: Mapping[Family, frozenset[Address]], keep: Keep
     ) -> Snapshot:
         self._set_plan(layouts, prefilled)
         before, _ = self._sets.drop(self._sets.spares(), keep)
-        self._sets.prepare(layouts, self._members())
+        try:
+            self._sets.prepare(layouts, self._members())
+        finally:
+            # Whatever fails from here on, the caller may read next, and must have the values that were swapped out.
+            swapped, _ = self._sets.drop(self._sets.spares(), keep)
         for family in _FAMILIES:
             self._edit(self._layout(family))
         after, _ = self._sets.drop(self._sets.leftovers(), keep)
-        if not before.readings:
-            return after
-        return Snapshot(before.at, before.readings + after.readings)
+        return _joined(before, swapped, after)
 
     def _set_plan(self, layouts: tuple[Layout, ...], prefilled: Mapping[Family, frozenset[Address]]) -> None:
         self._layouts, self._prefilled = layouts, dict(prefilled)
@@ -172,6 +175,11 @@ class IptablesDatapath:
             # somebody wrote without the lock; not cryptography: two writers shall not keep step
             time.sleep(0.005 * 2**attempt * random.uniform(0.5, 1.5))  # noqa: S311
         raise DatapathError(f"table mangle (IPv{wanted.family}) changed under {_COMMIT_TRIES} commits in a row")
+
+
+def _joined(*snapshots: Snapshot) -> Snapshot:
+    """All readings of several snapshots, in their order, as of the last."""
+    return Snapshot(snapshots[-1].at, tuple(reading for one in snapshots for reading in one.readings))
 
 
 def _mangle_exists(family: Family) -> bool:
