@@ -37,6 +37,7 @@ Invariants (tests/property/test_ledger_laws.py)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -192,7 +193,7 @@ class Ledger:
         Args:
             snapshot: the reading. A set that is missing from it keeps its last values.
             leases: all open leases, and those that closed at `since` or later.
-            at: the time of the reading.
+            at: the time of the reading; two readings that differ have different times.
             final: these counters were dropped after this reading (`discard`, a retired class): book them and forget
                 them. Such a snapshot may hold a part of a set only.
         """
@@ -247,17 +248,17 @@ class Ledger:
     def _enrol(self, leases: Iterable[Lease], at: float) -> Tenures:
         """The leases of each address, the newest last; notes who is alive and which addresses were released."""
         tenures: dict[Address, list[Lease]] = {}
-        newcomers: list[tuple[Pod, float]] = []
+        newcomers: list[tuple[Lease, float]] = []
         for lease in leases:
             tenures.setdefault(lease.ip, []).append(lease)
             active = at if lease.closed is None else lease.closed
             if not self._series.keep_alive(lease.pod, lease.opened, active):
-                newcomers.append((lease.pod, active))
+                newcomers.append((lease, active))
             if lease.closed is not None:
                 # Put last, so that the first is the one released longest ago.
                 self._released[lease.ip] = max(lease.closed, self._released.pop(lease.ip, UNBOUNDED))
-        for pod, active in newcomers:
-            self._series.admit(pod, active, at)
+        for lease, active in newcomers:
+            self._series.admit(lease.pod, lease.opened, active, at)
         while len(self._released) > MOST_RELEASED:
             del self._released[next(iter(self._released))]
         for held in tenures.values():
@@ -374,8 +375,9 @@ class Ledger:
             del self._pending[ip]
 
 
-def _age(lease: Lease) -> tuple[float, float]:
-    return (lease.created, lease.opened)
+def _age(lease: Lease) -> tuple[float, float, float, str]:
+    """Sorts the newest last; a total order, so that nothing hangs on the order in which leases are handed in."""
+    return (lease.created, lease.opened, math.inf if lease.closed is None else lease.closed, lease.sandbox)
 
 
 def _begin(lease: Lease) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from netacct.model import ZERO, Count, Direction, Level, Pod, SeriesKey
+from netacct.model import UNBOUNDED, ZERO, Count, Direction, Level, Pod, SeriesKey
 
 OTHER = "__other__"
 """The label of everything that found no series of its own."""
@@ -59,7 +59,8 @@ class Limits:
 class Slot:
     """Where the bytes of one name go (`target` is the name itself, or its `__other__`), and when it was last active.
 
-    `pod` is the pod that last had a lease under this name (level POD only). `keys` are the series made so far.
+    `pod` is the pod whose lease under this name opened last (level POD only), `rank` tells when; `keys` are the series
+    made so far.
     """
 
     level: Level
@@ -68,6 +69,7 @@ class Slot:
     active: float
     lasts: float
     pod: Pod | None = None
+    rank: tuple[float, str] = (UNBOUNDED, "")
     keys: dict[Flow, SeriesKey] = field(default_factory=dict)
 
     @property
@@ -151,7 +153,7 @@ class SeriesTable:
         every lease before the first `admit`, which takes away the places of the idle.
         """
         route = self._routes.get((pod.namespace, pod.name))
-        is_known = route is not None and route.pod is pod
+        is_known = route is not None and (route.pod is pod or route.pod == pod)
         for slot in route.slots if route is not None and is_known else self._slots_of(pod):
             if opened - slot.active > slot.lasts:
                 is_known = False
@@ -159,16 +161,16 @@ class SeriesTable:
                 slot.active = active
         return is_known
 
-    def admit(self, pod: Pod, active: float, at: float) -> None:
-        """Give every name of a pod a place, if its lease, which lasted until `active`, is not over for good."""
+    def admit(self, pod: Pod, opened: float, active: float, at: float) -> None:
+        """Give every name of a pod a place, if its lease, from `opened` until `active`, is not over for good."""
         if at - active <= min(self.limits.retention(level, name) for level, name in names_of(pod)):
-            self._find_route(pod, active, at)
+            self._find_route(pod, opened, active, at)
 
     def book(self, pod: Pod, flow: Flow, count: tuple[int, int], at: float) -> None:
         """Add to every series of a pod."""
         route = self._routes.get((pod.namespace, pod.name))
-        if route is None or route.pod is not pod:
-            route = self._find_route(pod, at, at)
+        if route is None or (route.pod is not pod and route.pod != pod):
+            route = self._find_route(pod, UNBOUNDED, at, at)
         for slot in route.targets:
             self.add(slot.keys.get(flow) or slot.key(flow), count)
         for slot in route.on_bytes:
@@ -195,7 +197,7 @@ class SeriesTable:
                 if slot.target != name and slot.target in self._slots[level]:
                     yield self._slots[level][slot.target]
 
-    def _find_route(self, pod: Pod, active: float, at: float) -> _Route:
+    def _find_route(self, pod: Pod, opened: float, active: float, at: float) -> _Route:
         slots: list[Slot] = []
         targets: list[Slot] = []
         for level, name in names_of(pod):
@@ -203,8 +205,8 @@ class SeriesTable:
             target = slot if slot.target == name else self._place(level, slot.target, active, at)
             slots += [slot] if slot is target else [slot, target]
             targets.append(target)
-            if level is Level.POD and active >= slot.active:
-                slot.pod = pod
+            if level is Level.POD and (opened, pod.uid) >= slot.rank:
+                slot.pod, slot.rank = pod, (opened, pod.uid)
         on_bytes = tuple(slot for slot in slots if slot.lives_on_bytes)
         route = self._routes[pod.namespace, pod.name] = _Route(pod, tuple(slots), tuple(targets), on_bytes)
         return route

@@ -55,7 +55,8 @@ class World:
     pods: int = 0
 
     def send(self, key: CounterKey, ip: Address, count: tuple[int, int]) -> None:
-        """Count a packet or more."""
+        """Count a packet or more; that takes a moment."""
+        self.now += 1 / 64
         old = self.counts[key].get(ip, (0, 0))
         self.counts[key][ip] = (old[0] + count[0], old[1] + count[1])
 
@@ -112,11 +113,16 @@ def counted_in(steps: list[Step], number: int, start: float) -> list[Counted]:
     return [item for item in found if item[-1] != ZERO]
 
 
+def age(lease: Lease) -> tuple[float, float, float, str]:
+    """How new a lease is."""
+    return (lease.created, lease.opened, lease.closed or 1e9, lease.sandbox)
+
+
 def owner(item: Counted, leases: list[Lease]) -> Lease | None:
     """The newest lease that lasted during some of the interval."""
     since, end, ip, _, _ = item
     there = [x for x in leases if x.ip == ip and begin(x) < end and (x.closed is None or x.closed > since)]
-    return max(there, key=lambda x: (x.created, x.opened), default=None)
+    return max(there, key=age, default=None)
 
 
 def late_owner(item: Counted, freed: float, leases: list[Lease]) -> Lease | None:
@@ -129,7 +135,7 @@ def late_owner(item: Counted, freed: float, leases: list[Lease]) -> Lease | None
         and (x.closed is None or x.closed > since)
         and (x.created == UNBOUNDED or freed <= x.created < end)
     ]
-    return max(able, key=lambda x: (x.created, x.opened), default=None)
+    return max(able, key=age, default=None)
 
 
 def labels_of(lease: Lease) -> list[tuple[Level, tuple[str, ...]]]:

@@ -399,3 +399,15 @@ def test_late_bytes_keep_a_namespace_alive_but_not_a_pod() -> None:
     ledger.settle(one(45.0, 50), [lease(A, 19.0, 21.0, closed=22.0)], 45.0)
     assert total(ledger, Level.NAMESPACE, "team-a") == 50
     assert {name for _, name, _ in ledger.alive(100.0)} == {("team-a",), ("team-a", "Job", "train")}
+
+
+def test_of_two_pods_of_one_name_the_last_opened_is_the_one_that_is_known() -> None:
+    """A pod that replaced another of its name is the one shown, however often and in whatever order they are seen."""
+    ledger = Ledger()
+    ledger.baseline(one(10.0, 0), 10.0)
+    old = lease(Pod("team-a", "web-0", "uid-2"), 5.0, 6.0, closed=15.0)
+    new = lease(Pod("team-a", "web-0", "uid-1"), 14.0, 15.0)
+    for number, leases in enumerate([[old, new], [new, old], [old, new], [old, new]]):
+        ledger.settle(one(20.0 + number, 0), leases, 20.0 + number)
+        (shown,) = [pod for level, _, pod in ledger.alive(20.0 + number) if level is Level.POD]
+        assert shown == new.pod
