@@ -1,7 +1,7 @@
 """Which addresses are local: the node's own, followed as they change, and the ranges that belong to its pods.
 
-The node's own addresses come from rtnetlink(7) over a socket of ours: with 220 addresses it costs 0.9 MB and
-1.3 ms per dump, pyroute2's IPRoute 6.9 MB and 11 ms, and each new veth (an IPv6 link-local address) causes one.
+The node's own addresses come from rtnetlink(7). With 220 addresses our socket costs 0.9 MB and 1.3 ms per dump,
+pyroute2's IPRoute 6.9 MB and 11 ms, and each new veth (an IPv6 link-local address) causes one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from netacct import log
 from netacct.errors import NetacctError
+from netacct.identity import rtnetlink
 from netacct.model import Address, Network
 from netacct.policy import countable_own, sort_key
 
@@ -25,15 +26,6 @@ DEBOUNCE = 0.02
 
 POLL = 60.0
 """Seconds between dumps when nothing was signalled."""
-
-# linux/netlink.h
-_NLM_F_REQUEST = 0x1
-_NLM_F_DUMP_INTR = 0x10
-_NLM_F_DUMP = 0x300
-_NLMSG_ERROR = 2
-_NLMSG_DONE = 3
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
-_ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
 
 # linux/rtnetlink.h, linux/if_addr.h
 _RTM_NEWADDR = 20
@@ -44,7 +36,6 @@ _IFADDRMSG = struct.Struct("=BBBBI")  # family, prefixlen, flags, scope, index
 _IFA_ADDRESS = 1
 _IFA_LOCAL = 2
 
-_RECEIVE = 1 << 16
 _DUMP_TRIES = 5
 
 
@@ -54,7 +45,7 @@ def own_addresses() -> frozenset[Address]:
     Other addresses on `lo` are the node's like any other. Raises NetacctError where the kernel refuses.
     """
     try:
-        with _open(0) as channel:
+        with rtnetlink.connect() as channel:
             for _ in range(_DUMP_TRIES):
                 found = _dump(channel)
                 if found is not None:
@@ -99,8 +90,8 @@ class OwnAddresses:
         `changed` runs in a thread of this object and must not block. Raises NetacctError as `own_addresses` does.
         """
         try:
-            events = _open(_RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR)
-            requests = _open(0)
+            events = rtnetlink.connect(_RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR)
+            requests = rtnetlink.connect()
         except OSError as error:
             raise NetacctError(f"cannot follow the node's addresses: {error.strerror}") from error
         self._current = own_addresses()
@@ -133,7 +124,7 @@ class OwnAddresses:
                     return
                 if ready:
                     time.sleep(DEBOUNCE)
-                    _discard(events)
+                    rtnetlink.discard(events)
                 try:
                     found = _dump(requests)
                 except OSError as error:
@@ -145,75 +136,16 @@ class OwnAddresses:
                     changed(found)
 
 
-def _open(groups: int) -> socket.socket:
-    """A NETLINK_ROUTE socket in this thread's network namespace: for requests, or for what these groups are told.
-
-    The latter never blocks (and then needs no timeout, which would make Python wait in spite of MSG_DONTWAIT).
-    """
-    channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-    try:
-        channel.bind((0, groups))
-        channel.settimeout(0.0 if groups else 5.0)
-    except OSError:
-        channel.close()
-        raise
-    return channel
-
-
-def _discard(events: socket.socket) -> None:
-    """Read all that is queued. ENOBUFS, too, only says that there was something."""
-    while True:
-        try:
-            events.recv(_RECEIVE)
-        except BlockingIOError:
-            return
-        except OSError:
-            continue
-
-
 def _dump(channel: socket.socket) -> frozenset[Address] | None:
     """All addresses of both families; None where they changed meanwhile and the dump may have missed some."""
-    sequence = time.monotonic_ns() & 0xFFFFFFFF
-    request = _IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    size = _HEADER.size + len(request)
-    channel.send(_HEADER.pack(size, _RTM_GETADDR, _NLM_F_REQUEST | _NLM_F_DUMP, sequence, 0) + request)
-    found: set[Address] = set()
-    whole = True
-    while True:
-        for kind, flags, number, body in _messages(channel.recv(_RECEIVE)):
-            if number != sequence:
-                continue  # the rest of a dump that was given up
-            whole = whole and not flags & _NLM_F_DUMP_INTR
-            if kind == _NLMSG_DONE:
-                return countable_own(found) if whole else None
-            if kind == _NLMSG_ERROR:
-                code = -int.from_bytes(body[:4], "little" if struct.pack("=H", 1)[0] else "big", signed=True)
-                raise OSError(code, os.strerror(code))
-            if kind == _RTM_NEWADDR:
-                ip = _local(body)
-                if ip is not None:
-                    found.add(ip)
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Type, flags, sequence and body of each netlink message."""
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, kind, flags, sequence, _port = _HEADER.unpack_from(data, offset)
-        if length < _HEADER.size:
-            return
-        yield kind, flags, sequence, data[offset + _HEADER.size : offset + length]
-        offset += (length + 3) & ~3
+    messages = rtnetlink.dump(channel, _RTM_GETADDR, _IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
+    if messages is None:
+        return None
+    found = (_local(message.body) for message in messages if message.kind == _RTM_NEWADDR)
+    return countable_own(ip for ip in found if ip is not None)
 
 
 def _local(body: bytes) -> Address | None:
     """The address of an ifaddrmsg: IFA_LOCAL; where there is none (IPv6 without a peer), IFA_ADDRESS."""
-    found: dict[int, bytes] = {}
-    offset = _IFADDRMSG.size
-    while offset + _ATTRIBUTE.size <= len(body):
-        length, kind = _ATTRIBUTE.unpack_from(body, offset)
-        if length < _ATTRIBUTE.size:
-            break
-        found[kind] = body[offset + _ATTRIBUTE.size : offset + length]
-        offset += (length + 3) & ~3
+    found = rtnetlink.attributes(body, _IFADDRMSG.size)
     return found.get(_IFA_LOCAL, found.get(_IFA_ADDRESS))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from netacct.identity import ranges
+from netacct.identity import ranges, rtnetlink
 from netacct.identity.ranges import OwnAddresses, own_addresses
 from netacct.model import Address, pack
 
@@ -108,13 +108,13 @@ def test_changes_are_followed() -> None:
 @in_private_netns
 def test_an_overflowed_subscription_is_read_to_its_end() -> None:
     """ENOBUFS, once the kernel had to drop messages, is taken as a sign like any other, and the rest is read."""
-    with ranges._open(ranges._RTMGRP_IPV4_IFADDR) as events:
+    with rtnetlink.connect(ranges._RTMGRP_IPV4_IFADDR) as events:
         events.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's least: a few messages fill it
         commands = "".join(f"address add 10.1.0.{i}/16 dev a0\n" for i in range(1, 200))
         subprocess.run(["ip", "-batch", "-"], input=commands.encode(), check=True)
         with pytest.raises(OSError, match="No buffer space"):
             events.recv(65536)
-        ranges._discard(events)
+        rtnetlink.discard(events)
         with pytest.raises(BlockingIOError):
             events.recv(65536)
     assert len(own_addresses()) == 199
