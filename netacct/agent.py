@@ -249,7 +249,7 @@ class Agent:
         """Book and store the last reading; rules stay and go on counting."""
         if not self.paused:
             self._attempt("reading", self._refresh)
-        self._books.save(clock.now())
+        self._books.finish(clock.now())
 
     def not_ready(self) -> list[str]:
         """Why this agent cannot be relied on now; empty when it can. May be called from any thread."""

@@ -1,17 +1,23 @@
 """The books of one node: who held which address, what was counted, what was shown, and the store under all of it.
 
 Joins the lease book, the ledger and the exposure, which do not know each other, and keeps the one order that makes a
-crash harmless: read, settle with the leases as they were, change the leases, store. Worker thread only.
+crash harmless: read, settle with the leases as they were, change the leases, store, write the accounts of those that
+closed. Worker thread only.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from netacct import clock
 from netacct.accounting import exposure
+from netacct.accounting.accounts import Origin
+from netacct.accounting.accounts_file import AccountsFile
+from netacct.accounting.closing import Closing
 from netacct.accounting.encoding import Checkpoint
 from netacct.accounting.exposure import Exposure
 from netacct.accounting.ledger import Ledger
@@ -19,7 +25,7 @@ from netacct.accounting.series import Limits
 from netacct.accounting.store import Store
 from netacct.config import Config
 from netacct.errors import StoreError
-from netacct.identity.leases import Change, Close, LeaseBook, needs_reading
+from netacct.identity.leases import Change, Close, LeaseBook, Update, needs_reading
 from netacct.identity.source import Replace, SourceEvent
 from netacct.log import Repeats, get
 from netacct.model import ZERO, Address, Count, Direction, Lease, Level, Snapshot, unpack
@@ -31,6 +37,9 @@ RETRY_SECONDS = 10.0
 """How long to wait after a checkpoint that failed."""
 
 STORE_TROUBLE_SECONDS = 300.0
+
+OPEN_SECONDS = 300.0
+"""How often the accounts of leases that last are written down, for readers and for the next boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class Books:
 
     Args:
         store: where to; `load` is called at once.
-        config: for limits, retention, zero-first and late binding.
+        config: for limits, retention, zero-first, late binding, and where accounts go.
         priority: the identity sources, most trusted first.
 
     Attributes:
@@ -81,6 +90,8 @@ class Books:
         self.ledger: Ledger
         self.leases: LeaseBook
         self.exposure: Exposure
+        self._closing: Closing
+        self._open_at = 0.0
         found = self._load()
         self.resumed = found is not None
         self._open(found)
@@ -108,11 +119,18 @@ class Books:
 
     def settle(self, snapshot: Snapshot, at: float, *, final: bool = False) -> None:
         """Book a reading with the leases as they are."""
-        self.ledger.settle(snapshot, self.leases.leases_since(self.ledger.since), at, final=final)
+        leases = self.leases.leases_since(self.ledger.since)
+        self.ledger.settle(snapshot, leases, at, final=final)
+        self._closing.finish(self.ledger, leases)
 
     def commit(self, at: float) -> tuple[Change, ...]:
         """Make the noted lease changes, as of a reading that was settled at `at`; the caller saves."""
         changes = self.leases.commit(at)
+        for change in changes:
+            if isinstance(change, Close):
+                self._closing.close(change.lease)
+            elif isinstance(change, Update):
+                self._closing.rename(change.old, change.lease, at, self.ledger.tallies)
         if needs_reading(changes):
             # Gives new pods their series at once, and binds what waited for their names.
             self.settle(Snapshot(at, ()), at)
@@ -139,7 +157,13 @@ class Books:
         self._repeats.forget("save")
         self.ledger.saved()
         self.save_at = at + SAVE_SECONDS
+        self._write_accounts(at)
         return True
+
+    def finish(self, at: float) -> None:
+        """Store everything, also what the leases that last have so far: an agent ends, and perhaps the machine."""
+        self._open_at = at
+        self.save(at)
 
     def show(self, now: float) -> exposure.View:
         """What a scrape shows at `now`, stored first where it must be."""
@@ -176,7 +200,22 @@ class Books:
         self.ledger.must_save = True
 
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.ledger.state(), self.leases.state(), self.exposure.state(), self.began)
+        state = self.ledger.state()
+        return Checkpoint(state, self.leases.state(), self.exposure.state(), self.began, self._closing.state())
+
+    def _write_accounts(self, at: float) -> None:
+        """Write the accounts of what closed, and now and then of what lasts. Only after a checkpoint: see `Closing`."""
+        try:
+            self._closing.write()
+            if at >= self._open_at:
+                self._closing.keep_open(self.leases.open_leases(), self.ledger.tallies, at)
+                self._open_at = at + OPEN_SECONDS
+        except OSError as error:
+            if self._repeats.due("accounts"):
+                lost = self._closing.lost
+                self._log.error("cannot write accounts, they wait", error=str(error), waiting_too_long=lost)
+        else:
+            self._repeats.forget("accounts")
 
     def _load(self) -> Checkpoint | None:
         try:
@@ -201,12 +240,23 @@ class Books:
             found.ledger if found else None, limits=limits, late_binding=self._config.identity.late_binding
         )
         self.leases = LeaseBook(self._priority, found.leases if found else ())
+        self._open_accounts(found)
         self.exposure = Exposure(
             found.exposure if found else None,
             zero_first=metrics.zero_first,
             patience=metrics.retention,
             levels=self._levels(),
         )
+
+    def _open_accounts(self, found: Checkpoint | None) -> None:
+        origin = Origin(os.uname().nodename, self._store.place.boot)
+        file = AccountsFile(Path(self._config.accounts_dir))
+        self._closing = Closing(file, origin, clock.to_wall, found.closing if found else None)
+        if found is None:
+            try:
+                self._closing.interrupt()
+            except OSError as error:
+                self._log.error("cannot read the accounts that were open before", error=str(error))
 
     def _levels(self) -> list[Level]:
         hidden = set() if self._config.metrics.pods else {Level.POD}

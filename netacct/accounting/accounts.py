@@ -102,7 +102,8 @@ def encode(record: Account) -> str:
         "start": timestamp(record.start),
         "end": timestamp(record.end),
         "seconds": round(record.seconds, 3),
-        **{direction: traffic_of(record.counts, direction) for direction in Direction},
+        "receive": traffic_of(record.counts, Direction.RECEIVE),
+        "transmit": traffic_of(record.counts, Direction.TRANSMIT),
     }
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
@@ -111,14 +112,10 @@ def decode(line: str) -> Account:
     """The record of a line. Raises ValueError for anything else."""
     try:
         value = json.loads(line)
-        texts = {name: value[name] for name in _TEXTS}
-        labels = value["labels"]
-        if not all(isinstance(text, str) for text in [*texts.values(), *labels, *labels.values()]):
-            raise TypeError("text expected")
         return Account(
-            **texts,
+            **{name: _text(value[name]) for name in _TEXTS},
             state=State(value["state"]),
-            labels=labels,
+            labels={label: _text(text) for label, text in value["labels"].items()},
             start=_unix_seconds(value["start"]),
             end=_unix_seconds(value["end"]),
             seconds=float(value["seconds"]),
@@ -144,6 +141,12 @@ def timestamp(seconds: float) -> str:
 
 
 _TEXTS = ("id", "node", "namespace", "pod", "uid", "workload_kind", "workload", "ip", "sandbox")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
 def _unix_seconds(text: str) -> float:

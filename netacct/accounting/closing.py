@@ -90,14 +90,15 @@ class Closing:
         return ClosingState(tuple(self._leases), tuple(self._lines))
 
     def write(self) -> None:
-        """Write what waits, once a checkpoint with this `state()` is stored. Raises OSError; then it goes on waiting."""
+        """Write what waits, once a checkpoint with this `state()` is stored. Raises OSError; then it waits on."""
         if self._lines:
             self._file.append(self._lines)
             self._lines.clear()
 
     def keep_open(self, leases: Iterable[Lease], tallies: Tallies, at: float) -> None:
         """Write what the leases that last have at `at`, for readers and for the next boot. Raises OSError."""
-        self._file.write_open([encode(self._account(lease, tallies.of(lease), at, State.OPEN)) for lease in leases])
+        ends = [(lease, at if lease.closed is None else lease.closed) for lease in (*leases, *self._leases)]
+        self._file.write_open([encode(self._account(lease, tallies.of(lease), end, State.OPEN)) for lease, end in ends])
 
     def _record(self, lease: Lease, tally: Tally, end: float) -> None:
         self._add([self._account(lease, tally, end, State.CLOSED)])

@@ -11,14 +11,16 @@ import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeAlias
 
+from netacct.accounting.closing import ClosingState
 from netacct.accounting.exposure import ExposureState
 from netacct.accounting.ledger import LedgerState, SetState
 from netacct.accounting.series import Flow, SeriesState
+from netacct.accounting.tallies import LeaseKey, TalliesState
 from netacct.model import Address, Count, CounterKey, Direction, Lease, Level, Pod, Scope, SeriesKey
 
 Row: TypeAlias = tuple[str, str | bytes]
@@ -26,7 +28,7 @@ Row: TypeAlias = tuple[str, str | bytes]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything that must outlive the process: books, leases, what was shown, and when the totals began at 0.
+    """Everything that must outlive the process: books, leases, what was shown, when the totals began at 0, accounts.
 
     `began` is Unix seconds, for display only.
     """
@@ -35,6 +37,7 @@ class Checkpoint:
     leases: tuple[Lease, ...]
     exposure: ExposureState
     began: float = 0.0
+    closing: ClosingState = field(default_factory=ClosingState)
 
 
 def encode(checkpoint: Checkpoint) -> list[Row]:
@@ -66,15 +69,18 @@ def decode(rows: Mapping[str, str | bytes]) -> Checkpoint:
         released={bytes.fromhex(ip): at for ip, at in head["released"]},
         resets=head["resets"],
         ambiguous_bytes=head["ambiguous_bytes"],
+        tallies=_decode_tallies(rows),
     )
     leases = tuple(_decode_lease(lease) for lease in json.loads(rows["leases"]))
+    closing = json.loads(rows["closing"])
     since = array("d", _blob(rows["totals/shown"]))
     shown = {
         key: None if math.isinf(first) else first
         for key, first in zip(ledger.series.totals, since, strict=True)
         if not math.isnan(first)
     }
-    return Checkpoint(ledger, leases, ExposureState(shown), float(rows["began"]))
+    unwritten = ClosingState(tuple(map(_decode_lease, closing["leases"])), tuple(closing["lines"]))
+    return Checkpoint(ledger, leases, ExposureState(shown), float(rows["began"]), unwritten)
 
 
 def _encode(checkpoint: Checkpoint) -> Iterator[Row]:
@@ -105,6 +111,9 @@ def _encode(checkpoint: Checkpoint) -> Iterator[Row]:
     since = array("d", [math.inf if (at := shown.get(key, math.nan)) is None else at for key in series.totals])
     yield "totals/shown", since.tobytes()
     yield "leases", _json([_encode_lease(lease) for lease in checkpoint.leases])
+    yield from _encode_tallies(ledger.tallies)
+    closing = checkpoint.closing
+    yield "closing", _json({"leases": [_encode_lease(lease) for lease in closing.leases], "lines": closing.lines})
 
 
 @lru_cache(maxsize=32768)
@@ -157,6 +166,26 @@ def _series_keys(text: str | bytes) -> list[SeriesKey]:
 def _decode_flow(flow: list[Any]) -> tuple[Flow, Count]:
     direction, traffic, byte_count, packets = flow
     return (Direction(direction), traffic), Count(byte_count, packets)
+
+
+def _encode_tallies(tallies: TalliesState) -> Iterator[Row]:
+    """Each lease with the numbers of its flows in the list of all flows, and the counts of all in one blob."""
+    flows: dict[Flow, int] = {}
+    leases = [
+        (key.ip.hex(), *key[1:], since, [flows.setdefault(flow, len(flows)) for flow in counts])
+        for key, (since, counts) in tallies.items()
+    ]
+    yield "tallies", _json({"flows": list(flows), "leases": leases})
+    yield "tallies/counts", _numbers(count for _, counts in tallies.values() for count in counts.values())
+
+
+def _decode_tallies(rows: Mapping[str, str | bytes]) -> TalliesState:
+    value, counts = json.loads(rows["tallies"]), _pairs(rows["tallies/counts"], Count)
+    flows: list[Flow] = [(Direction(direction), traffic) for direction, traffic in value["flows"]]
+    return {
+        LeaseKey(bytes.fromhex(ip), *rest): (since, {flows[number]: next(counts) for number in numbers})
+        for ip, *rest, since, numbers in value["leases"]
+    }
 
 
 def _encode_pod(pod: Pod | None) -> tuple[Any, ...] | None:

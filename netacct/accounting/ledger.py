@@ -33,6 +33,7 @@ Invariants (tests/property/test_ledger_laws.py)
     L3  No total goes down while its name lives.
     L4  Settling twice with equal (snapshot, leases, at) changes nothing.
     L5  From a state saved when `must_save` says so, or whenever leases changed, a restart books what no restart would.
+    L6  What `tallies` were given sums to the POD totals (tests/property/test_accounts_laws.py).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from netacct.accounting.series import Flow, Limits, Name, SeriesState, SeriesTable
+from netacct.accounting.tallies import Tallies, TalliesState
 from netacct.model import (
     UNBOUNDED,
     ZERO,
@@ -105,6 +107,7 @@ class LedgerState:
     released: Mapping[Address, float] = field(default_factory=dict)
     resets: int = 0
     ambiguous_bytes: int = 0
+    tallies: TalliesState = field(default_factory=dict)
 
 
 class Ledger:
@@ -113,6 +116,7 @@ class Ledger:
     Attributes:
         resets: counters that went backwards without a reason.
         ambiguous_bytes: bytes that two leases could claim.
+        tallies: what each lease got; who closes a lease takes its tally.
         must_save: what was settled since `saved()` cannot be told again from the kernel and an older state, so save
             before you show it.
     """
@@ -122,6 +126,7 @@ class Ledger:
     ) -> None:
         self.resets = 0
         self.ambiguous_bytes = 0
+        self.tallies = Tallies(state.tallies if state else None)
         self.must_save = False
         self._late_binding = late_binding
         self._at = self._read_at = UNBOUNDED
@@ -235,6 +240,7 @@ class Ledger:
             released=dict(self._released),
             resets=self.resets,
             ambiguous_bytes=self.ambiguous_bytes,
+            tallies=self.tallies.state(),
         )
 
     def _restore(self, state: LedgerState) -> None:
@@ -314,6 +320,7 @@ class Ledger:
         if len(candidates) > 1 and any(lease.pod.uid != pod.uid for lease in candidates):
             self.ambiguous_bytes += count[0]
         self._series.book(pod, flow, count, at)
+        self.tallies.add(candidates[-1], flow, count)
 
     def _wait(self, ip: Address, flow: Flow, delta: tuple[int, int], interval: tuple[float, float]) -> None:
         start, end = interval

@@ -40,7 +40,7 @@ from pathlib import Path
 from netacct.accounting.encoding import Checkpoint, Row, decode, encode
 from netacct.errors import StoreError
 
-SCHEMA = "1"
+SCHEMA = "2"
 DATABASE = "netacct.db"
 LATEST = "netacct.latest"
 BUSY_SECONDS = 0.2
@@ -147,6 +147,11 @@ class Store:
         """Put aside what `load` returned, because the caller found that it does not fit the kernel."""
         with self._errors("put aside"):
             return self._put_aside(reason)
+
+    @property
+    def place(self) -> Place:
+        """Where the counters of this state live."""
+        return self._place
 
     @contextlib.contextmanager
     def _errors(self, action: str) -> Iterator[None]:
