@@ -118,13 +118,14 @@ def _plan(config: Config) -> Plan:
 
 def _write(config: Config, command: str) -> list[str]:
     """Let the running agent do it; where none runs, be the agent for that long."""
-    from netacct import once  # noqa: PLC0415 -- other commands start faster without it
+    from netacct import log, once  # noqa: PLC0415 -- other commands start faster without it
     from netacct.control import NoAgentError, ask, sole_writer  # noqa: PLC0415 -- as above
 
     state_dir = Path(config.state_dir)
     try:
         done: list[str] = ask(state_dir, command)
     except NoAgentError:
+        log.configure(config.log.level, config.log.format)
         with sole_writer(state_dir):
             if command == "apply":
                 return once.apply(config)

@@ -91,6 +91,7 @@ class AgentLab:
 
     def start(self, *, wait: bool = True, **environ: str) -> subprocess.Popen[bytes]:
         """Start `netacct run`, and wait until it is ready."""
+        assert support.in_private_namespace()
         with self.log_file.open("ab") as log:
             self.agent = subprocess.Popen(
                 [sys.executable, "-m", "netacct", "run", *self._config],
@@ -134,6 +135,7 @@ class AgentLab:
 
     def command(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run `netacct ARGUMENTS` with the configuration of the lab."""
+        assert support.in_private_namespace()
         return subprocess.run(
             [sys.executable, "-m", "netacct", *arguments, *self._config],
             input=text,
@@ -145,6 +147,7 @@ class AgentLab:
 
     def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Run `netacct ARGUMENTS` without waiting for it."""
+        assert support.in_private_namespace()
         quiet = subprocess.DEVNULL
         return subprocess.Popen(
             [sys.executable, "-m", "netacct", *arguments, *self._config], stdin=quiet, stdout=quiet, stderr=quiet

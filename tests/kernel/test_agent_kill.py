@@ -32,12 +32,12 @@ def summed(totals: dict[tuple[str, str], int]) -> Counter[str]:
 
 
 def test_kills_at_random_moments_lose_nothing(node: Node, tmp_path: Path) -> None:
-    """After twelve kills in the first second and a half of an agent's life, under traffic, every series is exact."""
+    """After nine kills in the first second and a half of an agent's life, under traffic, every series is exact."""
     chance = random.Random()
     with agent_lab(node, tmp_path) as lab:
         lab.start()
         with streams(node, *WAYS) as running:
-            for _ in range(12):
+            for _ in range(9):
                 lab.kill()
                 lab.start(wait=False)
                 time.sleep(chance.uniform(0, 1.5))
@@ -57,7 +57,7 @@ def test_kills_while_pods_and_classes_change_lose_nothing(node: Node, tmp_path: 
     with agent_lab(node, tmp_path) as lab:
         lab.start()
         with streams(node, *WAYS[:3]) as running:
-            for number in range(12):
+            for number in range(9):
                 _change(lab, number, chance)
                 time.sleep(chance.uniform(0, 0.25))
                 lab.kill()
@@ -85,7 +85,7 @@ def test_kills_while_rules_are_removed_and_applied_lose_nothing(node: Node, tmp_
     chance = random.Random()
     driven = 0
     with agent_lab(node, tmp_path) as lab:
-        for number in range(8):
+        for number in range(6):
             if number % 2:
                 lab.start()
             else:
