@@ -133,12 +133,11 @@ class AgentLab:
         self.hang_up()
         support.eventually(lambda: self.log.count("reload") > seen)
 
-    def command(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `netacct ARGUMENTS` with the configuration of the lab."""
         assert support.in_private_namespace()
         return subprocess.run(
             [sys.executable, "-m", "netacct", *arguments, *self._config],
-            input=text,
             capture_output=True,
             text=True,
             check=False,

@@ -1,0 +1,165 @@
+"""`netacct rules` and `netacct pods` on the real kernel: with an agent, without one, as text for the tools, refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agentlab import AgentLab, agent_lab, datagrams, until
+from support import Netns, Node, sh
+
+pytestmark = pytest.mark.kernel
+
+TOOLS = {
+    "ipset": ["ipset", "restore"],
+    "iptables": ["iptables-legacy-restore", "-n"],
+    "ip6tables": ["ip6tables-legacy-restore", "-n"],
+}
+
+
+@pytest.fixture
+def lab(node: Node, tmp_path: Path) -> Iterator[AgentLab]:
+    """A node without an agent."""
+    with agent_lab(node, tmp_path) as made:
+        yield made
+
+
+def tables() -> str:
+    """Both mangle tables with counters, without comments and without the counters of built-in chains."""
+    text = sh("iptables-legacy-save -c -t mangle", "ip6tables-legacy-save -c -t mangle")
+    return re.sub(r"^#.*\n|(?<=ACCEPT) \[.*\]$", "", text, flags=re.MULTILINE)
+
+
+def test_rules_can_be_installed_and_removed_without_an_agent(lab: AgentLab) -> None:
+    """`apply` installs all that `diff` asks for; `remove` leaves other programs' rules and counters as they were."""
+    for tool in ("iptables-legacy", "ip6tables-legacy"):
+        sh(
+            f"{tool} -t mangle -N FOREIGN",
+            f"{tool} -t mangle -A FOREIGN -p udp -j MARK --set-xmark 0x4000/0x4000",
+            f"{tool} -t mangle -A FORWARD -j FOREIGN",
+        )
+    datagrams(lab.node)
+    before = tables()
+    assert re.search(r"^\[10:2000\] -A FOREIGN", before, re.MULTILINE)
+    missing = lab.command("rules", "diff")
+    assert missing.returncode == 1
+    assert missing.stdout
+    assert lab.command("rules", "apply").stdout == missing.stdout
+    assert (lab.command("rules", "diff").returncode, lab.command("rules", "diff").stdout) == (0, "")
+    assert json.loads(lab.command("rules", "apply", "-o", "json").stdout) == []
+    removed = lab.command("rules", "remove", "-o", "json")
+    assert (removed.returncode, json.loads(removed.stdout)) == (0, [])
+    assert tables() == before
+    assert sh("ipset list -n") == ""
+
+
+def test_what_is_counted_without_an_agent_is_booked(lab: AgentLab) -> None:
+    """Bytes counted between `rules apply` and `rules remove` are in the totals of the agent that comes later."""
+    lab.command("rules", "apply")
+    octets = datagrams(lab.node)
+    assert lab.command("rules", "remove").returncode == 0
+    lab.start()
+    until(lambda: lab.totals() == {("a-0", "internet"): octets})
+
+
+def test_a_running_agent_is_asked(lab: AgentLab) -> None:
+    """`remove` pauses a running agent, which a reload does not undo; `apply` has it go on; `pods` shows its totals."""
+    lab.start()
+    first = datagrams(lab.node)
+    assert lab.command("rules", "remove").returncode == 0
+    assert sh("ipset list -n") == ""
+    assert lab.get("/readyz")[0] == 200
+    lab.reload()
+    assert sh("ipset list -n") == ""
+    assert lab.metric("netacct_rules_in_sync") == 0
+    paused = lab.command("rules", "diff")
+    assert (paused.returncode, paused.stdout) == (1, "rules are removed, until `netacct rules apply`\n")
+    assert lab.command("rules", "apply").returncode == 0
+    assert lab.command("rules", "diff").returncode == 0
+    second = datagrams(lab.node, packets=3)
+    pods = {pod["pod"]: pod for pod in json.loads(lab.command("pods", "-o", "json").stdout)}
+    assert pods["a-0"]["transmit_bytes"] == first + second
+    assert pods["b-0"]["transmit_bytes"] == 0
+    assert "team-a" in lab.command("pods").stdout
+
+
+def test_the_text_of_apply_is_what_the_tools_accept(lab: AgentLab) -> None:
+    """Each tool takes its text of `apply --dry-run`, which itself installs nothing, in an empty namespace."""
+    texts = {tool: lab.command("rules", "apply", "--dry-run", "--format", tool).stdout for tool in TOOLS}
+    assert sh("ipset list -n") == ""
+    other = Netns()
+    try:
+        for tool, command in TOOLS.items():
+            other.run(lambda tool=tool, command=command: _feed(command, texts[tool]))  # type: ignore[misc]
+        other.sh("iptables-legacy -t mangle -C FORWARD -s 10.244.1.0/28 -j NETACCT-TX")
+    finally:
+        other.close()
+
+
+def test_the_text_of_remove_is_what_the_tools_accept(lab: AgentLab) -> None:
+    """On a node with rules, the texts of `remove --dry-run` take away all that `apply` installed."""
+    assert lab.command("rules", "apply").returncode == 0
+    shown = lab.command("rules", "remove", "--dry-run")
+    assert "-D FORWARD" in shown.stdout
+    for tool in ("iptables", "ip6tables", "ipset"):
+        text = lab.command("rules", "remove", "--dry-run", "--format", tool).stdout
+        assert "NETACCT" in sh("iptables-legacy-save -t mangle") or tool != "iptables"
+        _feed(TOOLS[tool], text)
+    assert "NETACCT" not in tables()
+    assert sh("ipset list -n") == ""
+
+
+def _feed(command: list[str], text: str) -> None:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("rules", "frobnicate"), 2, "invalid choice"),
+        (("rules", "explain", "10.0.0.300"), 2, "is not an IPv4 or IPv6 address"),
+        (("pods",), 1, "no agent is running"),
+    ],
+)
+def test_refusals(lab: AgentLab, arguments: tuple[str, ...], code: int, message: str) -> None:
+    """A wrong command line is 2, a missing agent is 1, and each says what is wrong."""
+    done = lab.command(*arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+
+
+def test_bad_files_are_78(lab: AgentLab) -> None:
+    """Every command that reads the configuration refuses an error in it with 78 and names file and key."""
+    lab.configure(local_range=[])
+    for command in ("run", "rules apply", "rules remove", "rules diff", "rules show", "pods"):
+        done = lab.command(*command.split())
+        assert done.returncode == 78, command
+        assert "netacct.yaml:1: local_range: " in done.stderr
+
+
+def test_who_is_not_root_is_told_so(lab: AgentLab) -> None:
+    """Without root every command that needs it ends with 77 and says so, and nothing changes."""
+    assert lab.command("rules", "apply").returncode == 0
+    _let_in(lab.folder)
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+    for command in ("run", "rules apply", "rules remove", "rules diff", "pods"):
+        netacct = [sys.executable, "-m", "netacct", *command.split(), "--config.file", str(lab.folder / "netacct.yaml")]
+        done = subprocess.run([*nobody, *netacct], capture_output=True, text=True, check=False)
+        assert done.returncode == 77, f"{command}: {done.stderr}"
+        assert "root" in done.stderr or "CAP_NET_ADMIN" in done.stderr
+    assert lab.command("rules", "diff").returncode == 0
+
+
+def _let_in(folder: Path) -> None:
+    """Let everybody read the files of a test below /tmp."""
+    for above in (folder, *folder.parents):
+        if above == Path("/tmp"):  # noqa: S108 -- where pytest works; never beyond
+            return
+        above.chmod(0o755)
