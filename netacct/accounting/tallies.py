@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from netacct.accounting.series import Flow
-from netacct.model import Address, Count, Lease
+from netacct.model import ZERO, Address, Count, Lease
 
 TalliesState: TypeAlias = "Mapping[LeaseKey, tuple[float, Mapping[Flow, Count]]]"
 """`Tallies` as a value: since when, and what."""
@@ -38,7 +38,9 @@ class Tally:
 def key_of(lease: Lease) -> LeaseKey:
     """The key of a lease."""
     pod = lease.pod
-    return LeaseKey(lease.ip, pod.uid or f"{pod.namespace}/{pod.name}", lease.sandbox, lease.opened)
+    uid = pod.uid or f"{pod.namespace}/{pod.name}"
+    # Past the generated __new__, here and in `add`: it is called for every counter that moved.
+    return tuple.__new__(LeaseKey, (lease.ip, uid, lease.sandbox, lease.opened))
 
 
 class Tallies:
@@ -56,8 +58,8 @@ class Tallies:
         tally = self._tallies.get(key)
         if tally is None:
             tally = self._tallies[key] = Tally(lease.opened)
-        old = tally.counts.get(flow)
-        tally.counts[flow] = Count(*count) if old is None else Count(old[0] + count[0], old[1] + count[1])
+        old = tally.counts.get(flow, ZERO)
+        tally.counts[flow] = tuple.__new__(Count, (old[0] + count[0], old[1] + count[1]))
 
     def of(self, lease: Lease) -> Tally:
         """What a lease has so far; not to be changed."""
