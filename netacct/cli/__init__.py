@@ -18,7 +18,7 @@ from netacct.config import DEFAULT_PATH, FLAGS, Config, load
 from netacct.config_keys import LOG_FORMATS, LOG_LEVELS, listen_address, telemetry_path
 from netacct.errors import EX_FAILURE, NetacctError
 
-COMMANDS = ("run", "check", "rules", "pods", "accounts", "demo", "version")
+COMMANDS = ("run", "check", "rules", "pods", "accounts", "doctor", "demo", "version")
 
 EX_SIGPIPE = 128 + 13
 EX_INTERRUPTED = 128 + 2

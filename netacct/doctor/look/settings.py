@@ -1,0 +1,57 @@
+"""What the user's files ask for, with every error in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from netacct import config as configuration
+from netacct import desired, policy_file
+from netacct.config import Config
+from netacct.doctor.facts import Fault, Settings
+from netacct.errors import ConfigError
+from netacct.kernel import marks
+from netacct.policy import MAY_BE_EMPTY, Policy
+
+
+def settings(path: str | None, flags: Mapping[str, str | list[str]]) -> tuple[Config, Settings]:
+    """The configuration (with defaults where it has errors), and what it comes to."""
+    config, errors = configuration.examine(path, flags)
+    policy, local = None, config.local_ranges
+    try:
+        policy = policy_file.load(config.policy)
+    except ConfigError as error:
+        errors.append(error)
+    try:
+        local = desired.local_ranges(config)
+    except ConfigError as error:
+        errors.append(error)
+    found = Settings(
+        configured=any(origin != "default" for origin in config.origins.values()),
+        enabled=config.enabled,
+        local=local,
+        marks=cast("marks.Mode", config.marks.mode),  # the configuration accepts nothing else
+        faults=tuple(Fault(_where(error), str(error)) for error in errors),
+    )
+    return config, _with_policy(found, policy)
+
+
+def _with_policy(found: Settings, policy: Policy | None) -> Settings:
+    if policy is None:
+        return found
+    known = {prefix.traffic for prefix in policy.prefixes}
+    return Settings(
+        configured=found.configured,
+        enabled=found.enabled,
+        local=found.local,
+        policy=policy.name,
+        unknown=tuple(name for name in MAY_BE_EMPTY if name not in known),
+        tunnel=policy.tunnel,
+        marks=found.marks,
+        mask=policy.marks.mask if policy.marks else 0,
+        faults=found.faults,
+    )
+
+
+def _where(error: ConfigError) -> str:
+    return error.file if error.line is None else f"{error.file}:{error.line}"
