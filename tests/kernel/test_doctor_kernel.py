@@ -16,9 +16,11 @@ import pytest
 import support
 
 from netacct import config, desired
+from netacct.cli import main
 from netacct.control import LOCK, SOCKET, ask
 from netacct.doctor import checks, gather
 from netacct.doctor.finding import Finding
+from netacct.doctor.look.process import flock_on
 from netacct.errors import NetacctError
 from netacct.kernel.iptables import IptablesDatapath
 
@@ -75,7 +77,7 @@ def agent(path: str) -> Iterator[subprocess.Popen[bytes]]:
     def answers() -> bool:
         assert process.poll() is None
         try:
-            return ask(state, "differences") == []
+            return list(ask(state, "differences")) == []
         except NetacctError:
             return False
 
@@ -342,11 +344,10 @@ def test_who_holds_the_lock_and_for_how_long(netns: support.Netns, settings: str
     del netns
     lock = os.environ["XTABLES_LOCKFILE"]
     holder = subprocess.Popen(["flock", "-x", lock, "sleep", "60"], start_new_session=True)
+    support.eventually(lambda: flock_on(Path(lock)))
     waiter = subprocess.Popen(["flock", "-x", lock, "true"])
     try:
-        support.eventually(
-            lambda: len([one for one in Path("/proc/locks").read_text().splitlines() if "->" in one]) > 0
-        )
+        support.eventually(lambda: flock_on(Path(lock)) == (holder.pid, 1))
         (item,) = examine(settings)
         assert item.name == "xtables-lock-held"
         assert f"process {holder.pid} (flock) has held {lock} for at least 0." in item.what
@@ -505,3 +506,57 @@ def test_a_node_without_ranges_is_found(netns: support.Netns, settings: str) -> 
     found = examine(settings)
     assert [item.name for item in found] == ["no-local-range", "cluster-ranges-unknown"]
     assert found[1].what == "policy policy has no CIDR for pod, service"
+
+
+def npd(*arguments: str, wrapper: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command as a plugin of node-problem-detector."""
+    command = [*wrapper, NETACCT, "doctor", "-o", "npd", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_node_problem_detector_is_told_in_one_short_line(netns: support.Netns, settings: str) -> None:
+    """Exit code 0 without a problem, 1 with one line of 80 bytes at most on stdout and all of it on stderr."""
+    del netns
+    assert npd("--config.file", settings) == (0, "no problem found\n", "")
+    support.sh(
+        *(f"ip link add vx{n} type vxlan id {n} dstport 999{n} dev lo local 127.0.0.1" for n in (1, 2)),
+        "ip link set vx1 up",
+        "ip link set vx2 up",
+        "ip rule add fwmark 0x1/0x1f lookup main",
+    )
+    code, out, err = npd("--config.file", settings)
+    assert code == 1
+    assert out.startswith("tunnel-not-in-policy (+1): vx1 (vxlan) uses UDP port 9991")
+    assert (out.count("\n"), len(out.encode()) <= 81) == (1, True)
+    assert [line.split(":")[0] for line in err.splitlines()] == [
+        "warning tunnel-not-in-policy",
+        "warning tunnel-not-in-policy",
+        "info mark-collision",
+    ]
+
+
+def test_who_is_not_root_gets_no_answer(
+    netns: support.Netns, settings: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without root the exit code is 77, and for node-problem-detector 2: not known."""
+    del netns
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)  # the interpreter of the tests may be closed to other users
+    assert main(["doctor", "--config.file", settings]) == 77
+    assert "only root" in capsys.readouterr().err
+    assert main(["doctor", "-o", "npd", "--config.file", settings]) == 2
+    assert "only root" in capsys.readouterr().out
+
+
+def test_people_read_what_where_why_and_what_to_do(
+    netns: support.Netns, settings: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table has a paragraph for each finding, and one line where there is none."""
+    del netns
+    assert main(["doctor", "--config.file", settings]) == 0
+    assert capsys.readouterr().out == "nothing found\n"
+    support.sh("ip link add kube-ipvs0 type bridge")
+    assert main(["doctor", "--config.file", settings]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["warning: ipvs", "  what:  0 virtual services, interface kube-ipvs0", "  where: kube-ipvs0"]
+    assert [line.split(":")[0] for line in lines[3:]] == ["  why", "  do"]

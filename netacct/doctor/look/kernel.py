@@ -1,6 +1,6 @@
 """What the kernel has: modules, and the settings under /proc/sys.
 
-Looking loads no module and makes no table. Sources: modules.builtin and modules.dep (kbuild, depmod(8)),
+Looking here loads no module and makes no table. Sources: modules.builtin and modules.dep (kbuild, depmod(8)),
 /proc/modules (proc(5)), ip_tables_names and its like (net/netfilter/x_tables.c).
 """
 
