@@ -153,7 +153,7 @@ class CounterSets:
         for family, some in _by_family(ips):
             for name, _ in self._pod_sets(family):
                 try:
-                    ipset.add(self._netlink, name, ((ip, None) for ip in some))
+                    ipset.add_fresh(self._netlink, name, some)
                 except SetFullError:
                     continue
 

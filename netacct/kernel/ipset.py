@@ -120,6 +120,29 @@ def add(netlink: Netlink, name: str, elements: Iterable[tuple[Address, int | Non
     _change(netlink, _ADD, name, elements)
 
 
+def add_fresh(netlink: Netlink, name: str, ips: Iterable[Address]) -> None:
+    """Add addresses to a set with counters; those that are there keep theirs, new ones start at 0.
+
+    `add` would not do for a set from which somebody deleted: unless it is told values, the kernel leaves a new element
+    with what an old one counted in its place (ip_set_init_counter in linux/netfilter/ipset/ip_set.h). Told values, it
+    would give them also to an element that is there, but for NLM_F_EXCL, which ends a batch at such an element.
+
+    Errors: as `add`.
+    """
+    rest = iter(ips)
+    head = _VERSION + _name(name) + attribute(_LINENO, (1).to_bytes(4, "big"))
+    with _explained(f"add to set {name}"):
+        while batch := list(islice(rest, _BATCH)):
+            body = nested(_ADT, *(nested(_DATA, _address(_IP, ip), _counters(0, 0)) for ip in batch))
+            try:
+                netlink.request(_ADD, NLM_F_EXCL, _nfproto(family_of(batch[0])), head + body)
+            except NetlinkError as error:
+                if error.code != _ERR_EXIST:
+                    raise
+                for ip in batch:
+                    add_counted(netlink, name, ip, 0, 0)
+
+
 def discard(netlink: Netlink, name: str, ips: Iterable[Address]) -> None:
     """Take addresses out of a set, whether they are in it or not."""
     _change(netlink, _DEL, name, ((ip, None) for ip in ips))
@@ -127,11 +150,7 @@ def discard(netlink: Netlink, name: str, ips: Iterable[Address]) -> None:
 
 def add_counted(netlink: Netlink, name: str, ip: Address, octets: int, packets: int) -> bool:
     """Add one new element whose counters start at the given values; False where it is there already."""
-    counters = [
-        attribute(kind | NLA_F_NET_BYTEORDER, value.to_bytes(8, "big"))
-        for kind, value in ((_BYTES, octets), (_PACKETS, packets))
-    ]
-    data = nested(_DATA, _address(_IP, ip), *counters)
+    data = nested(_DATA, _address(_IP, ip), _counters(octets, packets))
     try:
         netlink.request(_ADD, NLM_F_EXCL, _nfproto(family_of(ip)), _VERSION + _name(name) + data)
     except NetlinkError as error:
@@ -256,6 +275,11 @@ def _change(netlink: Netlink, command: int, name: str, elements: Iterable[tuple[
 
 def _element(ip: Address, cidr: int | None) -> bytes:
     return nested(_DATA, _address(_IP, ip), b"" if cidr is None else attribute(_CIDR, bytes([cidr])))
+
+
+def _counters(octets: int, packets: int) -> bytes:
+    values = ((_BYTES, octets), (_PACKETS, packets))
+    return b"".join(attribute(kind | NLA_F_NET_BYTEORDER, value.to_bytes(8, "big")) for kind, value in values)
 
 
 def _address(kind: int, ip: Address) -> bytes:

@@ -94,7 +94,7 @@ class IptablesDatapath:
         """See `Datapath.add`. An address that finds no room in a set is not refused: it counts as rest."""
         self._require_plan()
         new = set(ips)
-        self._sets.add(new)
+        self._sets.add(ip for ip in new if ip not in self._prefilled.get(family_of(ip), ()))
         self._leased |= new
 
     def discard(self, ips: Iterable[Address], keep: Keep = keep_nothing) -> Snapshot:

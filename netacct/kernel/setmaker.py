@@ -128,7 +128,7 @@ class SetMaker:
 
     def _fill(self, name: str, ips: Iterable[Address]) -> None:
         try:
-            ipset.add(self._netlink, name, ((ip, None) for ip in ips))
+            ipset.add_fresh(self._netlink, name, ips)
         except SetFullError:  # packets took the room of leases meanwhile; what has none counts as rest
             return
 

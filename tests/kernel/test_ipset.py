@@ -80,6 +80,18 @@ def test_adding_what_is_there_keeps_its_counters(netlink: Netlink) -> None:
     assert ipset.read_counters(netlink, "s") == {pack("10.0.0.1"): (500, 5), pack("10.0.0.2"): (0, 0)}
 
 
+def test_a_new_address_begins_at_zero_in_the_place_of_a_deleted_one(netlink: Netlink) -> None:
+    """Addresses that return to a crowded set count from 0, though the kernel would hand them their old counters."""
+    sh("ipset create t hash:ip counters hashsize 64 maxelem 400")
+    addresses = [pack(f"192.0.2.{number}") for number in range(200)]
+    for ip in addresses:
+        ipset.add_counted(netlink, "t", ip, 896, 7)
+    ipset.discard(netlink, "t", addresses[:150])
+    ipset.add_fresh(netlink, "t", addresses)
+    expected = dict.fromkeys(addresses[:150], (0, 0)) | dict.fromkeys(addresses[150:], (896, 7))
+    assert ipset.read_counters(netlink, "t") == expected
+
+
 def test_a_counted_element_is_added_once(netlink: Netlink) -> None:
     """An element with given counters is added where it is missing, and left alone where it is not."""
     sh("ipset create s hash:ip counters")
