@@ -92,10 +92,13 @@ class Netlink:
                 return found
         raise DatapathError(f"netlink: a dump was interrupted {_DUMP_TRIES} times in a row")
 
-    def request(self, kind: int, flags: int, family: int, attributes: bytes) -> None:
-        """Send one request and wait for its acknowledgement. Errors: NetlinkError; DatapathError on time-out."""
+    def request(self, kind: int, flags: int, family: int, attributes: bytes) -> list[memoryview]:
+        """Send one request and wait for its acknowledgement; returns the attribute parts of what came before that.
+
+        Errors: NetlinkError; DatapathError on time-out.
+        """
         self._send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, family, attributes)
-        self._collect()
+        return self._collect()
 
     def _send(self, kind: int, flags: int, family: int, attributes: bytes) -> None:
         self._sequence += 1
