@@ -27,7 +27,7 @@ from netacct.kernel import plan as planning
 from netacct.kernel.base import Datapath
 from netacct.log import Repeats, get
 from netacct.marking import Marking
-from netacct.model import Address
+from netacct.model import Address, Network
 from netacct.policy import Policy
 from netacct.silence import Silence
 
@@ -67,6 +67,7 @@ class Agent:
         self._repeats = Repeats(TROUBLE_SECONDS)
         self._silence = Silence()
         self._own: frozenset[Address] = frozenset()
+        self._found: tuple[Network, ...] = ()
         self._sources: Callable[[], Mapping[str, Health]] = dict
         self._marking = Marking()
         self._plan: planning.Plan | None = None
@@ -128,6 +129,12 @@ class Agent:
                 return
             at = self._counting.snapshot.at
         self._change_leases(at)
+
+    def found_ranges(self, found: tuple[Network, ...]) -> None:
+        """What providers say the local ranges are, besides those of the configuration. Also before `start`."""
+        self._found = found
+        if self._started:
+            self._replan()
 
     def own_addresses(self, own: frozenset[Address]) -> None:
         """The node's own addresses changed."""
@@ -284,7 +291,7 @@ class Agent:
         leases = self._books.leases.open_leases()
         wanted = {lease.ip for lease in leases} | {change.lease.ip for change in self._books.pending()}
         wanted |= self._silence.addresses - set(leaving)
-        local = ranges.join(self._config.local_ranges, wanted - self._own)
+        local = ranges.join((*self._config.local_ranges, *self._found), wanted - self._own)
         return planning.build(self._policy, local, self._own, self._marking.table(self._policy))
 
     def _replan(self, leaving: Collection[Address] = ()) -> None:

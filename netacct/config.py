@@ -27,10 +27,18 @@ FLAGS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Directories:
+    """Where to look for CNI's files, `auto` resolved."""
+
+    directories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ranges:
     """What finds local ranges, besides `local_ranges`; `auto` stands for all that this version has."""
 
     providers: tuple[str, ...]
+    cni: Directories
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class Identity:
 
     sources: tuple[str, ...]
     file: FileIdentity
+    cni: Directories
     late_binding: float
 
 
@@ -227,9 +236,13 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
 
     return Config(
         **{key: value for key, value in values.items() if "." not in key},
-        ranges=Ranges(**part("ranges")),
+        ranges=Ranges(**part("ranges"), cni=Directories(**part("ranges.cni"))),
         marks=Marks(**part("marks")),
-        identity=Identity(**part("identity"), file=FileIdentity(**part("identity.file"))),
+        identity=Identity(
+            **part("identity"),
+            file=FileIdentity(**part("identity.file")),
+            cni=Directories(**part("identity.cni")),
+        ),
         metrics=Metrics(**part("metrics")),
         web=Web(**part("web")),
         log=Log(**part("log")),

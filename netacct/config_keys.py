@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from netacct.identity import cni_cache
 from netacct.model import Network
 from netacct.policy import local_range_fault
 from netacct.yamlfile import Node
@@ -15,7 +16,7 @@ from netacct.yamlfile import Node
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "logfmt", "json", "console")
 
-_PROVIDERS = ("cni", "gce", "azure", "aws", "kubernetes", "rtnetlink")
+_LATER_PROVIDERS = ("gce", "azure", "aws", "kubernetes", "rtnetlink")
 _YEAR = 365 * 86400.0
 
 T = TypeVar("T")
@@ -109,6 +110,11 @@ def _some(read: Callable[[Node], T]) -> Callable[[Node], tuple[T, ...]]:
     return read_all
 
 
+def _auto_or(auto: tuple[T, ...], read: Callable[[Node], tuple[T, ...]]) -> Callable[[Node], tuple[T, ...]]:
+    """Reads `auto`, which stands for the values in `auto`, or what `read` reads."""
+    return lambda node: auto if node.value == "auto" else read(node)
+
+
 def _text(convert: Callable[[str], T], allowed: str) -> Callable[[Node], T]:
     def read(node: Node) -> T:
         try:
@@ -169,10 +175,12 @@ KEYS: dict[str, Key] = {
     "policy": Key("default", _text(_policy, "the name of a shipped policy, or a path")),
     "datapath": Key("auto", _one_of("auto", "iptables", later=("nftables",))),
     "local_ranges": Key((), _distinct(_local_range)),
-    "ranges.providers": Key((), _auto_or_list((), later=_PROVIDERS)),
+    "ranges.providers": Key(("cni",), _auto_or_list(("cni",), "cni", later=_LATER_PROVIDERS)),
+    "ranges.cni.directories": Key(cni_cache.CONFIGURATION, _auto_or(cni_cache.CONFIGURATION, _distinct(_PATH))),
     "marks.mode": Key("auto", _one_of("auto", "on", "off")),
-    "identity.sources": Key(("file",), _auto_or_list(("file",), "file")),
+    "identity.sources": Key(("file", "cni"), _auto_or_list(("file", "cni"), "file", "cni", "veth")),
     "identity.file.path": Key("/etc/netacct/pods.yaml", _PATH),
+    "identity.cni.directories": Key(cni_cache.DIRECTORIES, _auto_or(cni_cache.DIRECTORIES, _distinct(_PATH))),
     "identity.late_binding": Key(120.0, _seconds(0, 3600)),
     "metrics.pods": Key(True, Node.boolean),
     "metrics.workloads": Key(True, Node.boolean),

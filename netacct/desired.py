@@ -1,28 +1,23 @@
-"""What should be in the kernel by configuration, policy and pods file alone: for commands that run without an agent."""
+"""What should be in the kernel by configuration, policy and pods' files: for commands that run without an agent."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from netacct import clock, marking, policy_file, yamlfile
+from netacct import marking, policy_file, sources
 from netacct.config import Config
 from netacct.errors import NetacctError
-from netacct.identity import pods_file, ranges
+from netacct.identity import ranges
 from netacct.kernel import plan as planning
-from netacct.model import Network, Observation
+from netacct.model import Address, Network, Observation
 
 
 def observations(config: Config) -> tuple[Observation, ...]:
-    """What the pods file says now; nothing where there is none, or nobody asked for it. Raises ConfigError."""
-    path = config.identity.file.path
-    if pods_file.SOURCE not in config.identity.sources or not Path(path).exists():
-        return ()
-    return pods_file.parse(yamlfile.read(path), path, clock.now())
+    """What the sources that read files say now. Raises ConfigError."""
+    return tuple(seen for event in sources.once(config) for seen in event.observations)
 
 
 def local_ranges(config: Config) -> tuple[Network, ...]:
-    """The local ranges, joined by the addresses of the pods file. Raises ConfigError."""
-    return ranges.join(config.local_ranges, {seen.ip for seen in observations(config) if seen.present})
+    """The local ranges, joined by the addresses of pods. Raises ConfigError."""
+    return _joined(config, frozenset())
 
 
 def plan(config: Config) -> planning.Plan:
@@ -30,8 +25,12 @@ def plan(config: Config) -> planning.Plan:
     policy = policy_file.load(config.policy)
     allowed = policy.marks if marking.decide(config, policy).enabled else None
     own = ranges.own_addresses()
-    addresses = {seen.ip for seen in observations(config) if seen.present} - own
-    return planning.build(policy, ranges.join(config.local_ranges, addresses), own, allowed)
+    return planning.build(policy, _joined(config, own), own, allowed)
+
+
+def _joined(config: Config, own: frozenset[Address]) -> tuple[Network, ...]:
+    addresses = {seen.ip for seen in observations(config) if seen.present}
+    return ranges.join(sources.local_ranges(config), addresses - own)
 
 
 def require_enabled(config: Config) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from netacct import clock, desired, policy_file
+from netacct import desired, policy_file, sources
 from netacct.accounting.store import Store
 from netacct.agent import Agent
 from netacct.books import Books
 from netacct.config import Config
-from netacct.identity import pods_file
 from netacct.identity.ranges import own_addresses
-from netacct.identity.source import Replace
 from netacct.kernel.base import Datapath
 
 
@@ -33,8 +31,9 @@ def make_agent(config: Config, datapath: Datapath) -> Agent:
 def apply(config: Config) -> list[str]:
     """Install or repair, and book what was counted meanwhile; returns what differed. The caller is sole writer."""
     desired.require_enabled(config)
-    events = [Replace(pods_file.SOURCE, desired.observations(config), clock.now())]
-    return make_agent(config, make_datapath(config)).start(own_addresses(), events)
+    agent = make_agent(config, make_datapath(config))
+    agent.found_ranges(sources.local_ranges(config))
+    return agent.start(own_addresses(), sources.once(config))
 
 
 def remove(config: Config) -> None:

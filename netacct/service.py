@@ -30,13 +30,13 @@ from netacct.export.listen import ListenAddress
 from netacct.export.native import View, registries
 from netacct.export.pages import landing
 from netacct.export.server import Server
-from netacct.identity.file import FileSource
 from netacct.identity.ranges import OwnAddresses
-from netacct.identity.source import Health, Replace, Source, SourceEvent, Update
+from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.log import Repeats
 from netacct.model import Address
 from netacct.once import make_agent, make_datapath
 from netacct.policy import Policy
+from netacct.sources import FoundRanges, Sources
 from netacct.systemd import Notifier
 
 LIVE_SECONDS = 60.0
@@ -70,7 +70,7 @@ class Signalled:
     number: int
 
 
-Message: TypeAlias = Scrape | Command | Replace | Update | Signalled | frozenset[Address]
+Message: TypeAlias = Scrape | Command | Replace | Update | FoundRanges | Signalled | frozenset[Address]
 
 
 class Service:
@@ -85,7 +85,7 @@ class Service:
         self._config = load()
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._notifier = Notifier.from_environment()
-        self._sources: list[Source] = []
+        self._sources = Sources(self._config, self._queue.put)
         self._round = clock.now()
         self._stopping = False
         self._not_before = 0.0
@@ -120,7 +120,7 @@ class Service:
         own = watcher.start(self._queue.put)
         stack.callback(watcher.stop)
         stack.callback(self._stop_sources)
-        self._start_sources(self._config)
+        self._agent.found_ranges(self._sources.start())
         found = self._agent.start(own, self._first_events(), self._health)
         if found:
             self._log.info("rules brought up to date", differences=len(found), first=found[0])
@@ -141,15 +141,11 @@ class Service:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _start_sources(self, config: Config) -> None:
-        names = config.identity.sources
-        self._sources = [FileSource(config.identity.file.path) for name in names if name == FileSource.name]
-        for source in self._sources:
-            source.start(self._queue.put)
-
     def _stop_sources(self) -> None:
-        for source in self._sources:
-            source.stop()
+        self._sources.stop()
+
+    def _health(self) -> Mapping[str, Health]:
+        return self._sources.health()
 
     def _first_events(self) -> list[SourceEvent]:
         """What the sources said while they started; anything else stays in the queue."""
@@ -165,9 +161,6 @@ class Service:
         for message in others:
             self._queue.put(message)
         return events
-
-    def _health(self) -> Mapping[str, Health]:
-        return {source.name: source.healthy() for source in self._sources}
 
     def _server(self) -> Server:
         web = self._config.web
@@ -234,6 +227,8 @@ class Service:
             _answer(message.reply, lambda: self._command(message))
         elif isinstance(message, Replace | Update):
             self._agent.observe([message])
+        elif isinstance(message, FoundRanges):
+            self._agent.found_ranges(message.networks)
         elif isinstance(message, Signalled):
             if message.number == signal.SIGHUP:
                 self._reload()
@@ -275,8 +270,9 @@ class Service:
         for key in _fixed(self._config, config):
             self._log.warning("this change needs a restart", key=key)
         self._config = config
-        self._stop_sources()  # also where nothing changed: a reload is how to make them look
-        self._start_sources(config)
+        self._sources.stop()  # also where nothing changed: a reload is how to make them look
+        self._sources = Sources(config, self._queue.put)
+        self._queue.put(FoundRanges(self._sources.start()))
         self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
 
 

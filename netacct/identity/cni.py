@@ -54,12 +54,21 @@ class CniSource:
         self._told: _Told | None = None
         self._complained: dict[str, tuple[int, int, int]] = {}
         self._health = Health(up=False, reason="not started")
+        self._silent = False
         self._log = log.get(source=self.name)
+
+    def read(self) -> tuple[Observation, ...]:
+        """What the files say now, for who does not want to follow them: instead of `start`, and without a log."""
+        said: list[SourceEvent] = []
+        self._emit, self._silent = said.append, True
+        self._changed(None)
+        return said[0].observations
 
     def start(self, emit: Callable[[SourceEvent], None]) -> None:
         """Read all files once, in this call, then follow them in a thread."""
         self._emit = emit
         self._folders.start()
+        self._log.info("CNI results read", files=len(self._files), addresses=len(self._told or ()))
 
     def stop(self) -> None:
         """End the thread and free everything."""
@@ -103,7 +112,7 @@ class CniSource:
             self._forget(path)
         for path in sorted(found):
             self._look(path)
-        if trouble and trouble != self._health.reason:
+        if trouble and trouble != self._health.reason and not self._silent:
             self._log.error("CNI results cannot be read, what is known of them holds", error=trouble)
         self._health = Health(up=not trouble, reason=trouble)
 
@@ -162,7 +171,7 @@ class CniSource:
 
     def _complain(self, path: str, stamp: tuple[int, int, int], why: str) -> None:
         """Log what is wrong with a file, once as long as it stays the same; what was known of it holds."""
-        if self._complained.get(path) != stamp:
+        if self._complained.get(path) != stamp and not self._silent:
             self._complained[path] = stamp
             self._log.warning("a CNI result is not understood, ignoring it", file=path, why=why)
 
@@ -176,7 +185,6 @@ class CniSource:
         before, self._told = self._told, now
         at = clock.now()
         if before is None:
-            self._log.info("CNI results read", files=len(self._files), addresses=len(now))
             self._emit(Replace(self.name, tuple(now.values()), at))
             return
         gone = [replace(seen, present=False, seen_at=at) for key, seen in before.items() if key not in now]

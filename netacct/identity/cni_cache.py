@@ -26,6 +26,14 @@ KIND = "cniCacheV1"
 SIZE_LIMIT = 1 << 20
 """Bytes; a real file has one to four kB."""
 
+CONFIGURATION = (
+    "/etc/cni/net.d",
+    "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+    "/var/lib/rancher/rke2/agent/etc/cni/net.d",
+    "/var/snap/microk8s/current/args/cni-network",
+)
+"""Where runtimes read the configuration of their network."""
+
 DIRECTORIES = (
     "/var/lib/cni/results",  # libcni's default: containerd (kubeadm, EKS, AKS, GKE, k3s, RKE2, k0s) and CRI-O
     "/var/lib/cni/cache/results",  # cri-dockerd, and the kubelet with Docker before it

@@ -23,17 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from netacct import log
+from netacct.identity.cni_cache import CONFIGURATION
 from netacct.identity.folders import POLL, Folders
 from netacct.model import Network
 from netacct.policy import local_range_fault, sort_key
 
-DIRECTORIES = (
-    "/etc/cni/net.d",
-    "/var/lib/rancher/k3s/agent/etc/cni/net.d",
-    "/var/lib/rancher/rke2/agent/etc/cni/net.d",
-    "/var/snap/microk8s/current/args/cni-network",
-)
-"""Where runtimes read the configuration of their network."""
+PROVIDER = "cni"
 
 FLANNEL = "/run/flannel/subnet.env"
 
@@ -60,7 +55,7 @@ class Found(NamedTuple):
         return tuple(sorted({network for several in self.files.values() for network in several}, key=sort_key))
 
 
-def read(directories: Iterable[str] = DIRECTORIES, before: Mapping[str, tuple[Network, ...]] | None = None) -> Found:
+def read(directories: Iterable[str] = CONFIGURATION, before: Mapping[str, tuple[Network, ...]] | None = None) -> Found:
     """The local ranges of now.
 
     Args:
@@ -177,7 +172,7 @@ class CniRanges:
         poll: seconds between looks when nothing was signalled.
     """
 
-    def __init__(self, directories: Sequence[str] = DIRECTORIES, poll: float = POLL) -> None:
+    def __init__(self, directories: Sequence[str] = CONFIGURATION, poll: float = POLL) -> None:
         self._directories = tuple(directories)
         followed = (*directories, os.path.dirname(FLANNEL))  # noqa: PTH120 -- as above
         self._folders = Folders(followed, self._look, "cni-ranges", poll)

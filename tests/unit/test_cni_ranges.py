@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from netacct.identity import ranges_cni
+from netacct.identity import cni_cache
 from netacct.identity.ranges_cni import CniRanges, read
 from netacct.model import Network
 
@@ -166,4 +166,5 @@ def test_the_configuration_is_followed(
 
 def test_the_known_directories_are_distinct() -> None:
     """No directory is looked at twice by the same name."""
-    assert len(set(ranges_cni.DIRECTORIES)) == len(ranges_cni.DIRECTORIES)
+    for table in (cni_cache.CONFIGURATION, cni_cache.DIRECTORIES):
+        assert len(set(table)) == len(table)

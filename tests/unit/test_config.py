@@ -40,7 +40,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     written = load(_write(tmp_path / "full.yaml", ARCHITECTURE))
     same = dataclasses.replace(written, local_ranges=(), log=empty.log)
     assert same == empty
-    assert (empty.identity.sources, empty.identity.late_binding) == (("file",), 120.0)
+    assert (empty.identity.sources, empty.identity.late_binding) == (("file", "cni"), 120.0)
     assert (empty.metrics.retention, empty.metrics.zero_first, empty.metrics.max_pod_series) == (300.0, 60.0, 500)
     assert (empty.web.listen_address, empty.log.format) == ((Listen("", 19112),), "auto")
     assert [str(network) for network in written.local_ranges] == ["10.244.1.0/24", "fd00:10:244:1::/64"]
@@ -99,10 +99,12 @@ def test_the_effective_list_is_plain(tmp_path: Path) -> None:
         ("policy: ''", "policy: '' is not a valid value"),
         ("datapath: nftables", r"'nftables' is not available in this version \(allowed: auto, iptables\)"),
         ("datapath: bpf", "datapath: 'bpf' is not a valid value"),
-        ("ranges: {providers: [gce]}", r"providers\[0\]: 'gce' is not available in this version \(allowed: auto\)"),
+        ("ranges: {providers: [gce]}", r"providers\[0\]: 'gce' is not available in this version \(allowed: auto, or a list of: cni\)"),
         ("ranges: {providers: all}", "providers: 'all' is not a valid value"),
+        ("identity: {cni: {directories: [results]}}", r"directories\[0\]: 'results' is not a valid value"),
+        ("ranges: {cni: {directories: [/a, /a]}}", r"directories\[1\]: '/a' is listed twice"),
         ("identity: {sources: [file, file]}", r"sources\[1\]: 'file' is listed twice"),
-        ("identity: {sources: [kubelet]}", r"'kubelet' is not a valid value \(allowed: auto, or a list of: file\)"),
+        ("identity: {sources: [kubelet]}", r"'kubelet' is not a valid value \(allowed: auto, or a list of: file, cni, veth\)"),
         ("identity: {late_binding: 2h}", "late_binding: 2h is out of range"),
         ("identity: {file: {path: pods.yaml}}", r"'pods.yaml' is not a valid value \(allowed: an absolute path\)"),
         ("marks: {mode: maybe}", "'maybe' is not a valid value"),

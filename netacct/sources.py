@@ -1,0 +1,99 @@
+"""The identity sources and providers of local ranges that a configuration asks for: made, started, read, stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from netacct import clock, yamlfile
+from netacct.config import Config
+from netacct.identity import cni_cache, pods_file, ranges_cni, veth
+from netacct.identity.cni import CniSource
+from netacct.identity.file import FileSource
+from netacct.identity.ranges_cni import CniRanges
+from netacct.identity.source import Health, Replace, Source, SourceEvent
+from netacct.identity.veth import VethSource
+from netacct.model import Network, Observation
+
+NAMES = (pods_file.SOURCE, cni_cache.SOURCE, veth.SOURCE)
+"""Every source of this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRanges:
+    """The local ranges that providers have found, all of them."""
+
+    networks: tuple[Network, ...]
+
+
+class Sources:
+    """What runs for one configuration.
+
+    Args:
+        config: which sources and providers, and where they look.
+        put: takes events and ranges, from any thread; never blocks.
+    """
+
+    def __init__(self, config: Config, put: Callable[[SourceEvent | FoundRanges], None]) -> None:
+        self._put = put
+        self._names = config.identity.sources
+        self._veth = VethSource() if veth.SOURCE in self._names else None
+        makers: dict[str, Callable[[], Source]] = {
+            pods_file.SOURCE: lambda: FileSource(config.identity.file.path),
+            cni_cache.SOURCE: lambda: CniSource(config.identity.cni.directories),
+        }
+        self._sources = [makers[name]() for name in self._names if name in makers]
+        if self._veth:
+            self._sources.append(self._veth)  # the last, because it speaks of what the others say
+        asked = ranges_cni.PROVIDER in config.ranges.providers
+        self._ranges = CniRanges(config.ranges.cni.directories) if asked else None
+
+    def start(self) -> tuple[Network, ...]:
+        """Start all; returns the ranges of now. What sources know now is put before this returns.
+
+        A source that the configuration does not name takes back what it said in an earlier life.
+        """
+        for name in NAMES:
+            if name not in self._names:
+                self._put(Replace(name, (), clock.now()))
+        for source in self._sources:
+            source.start(self._put if source is self._veth else self._hear)
+        return self._ranges.start(lambda found: self._put(FoundRanges(found))) if self._ranges else ()
+
+    def stop(self) -> None:
+        """Stop all; nothing is put any more once this returned."""
+        if self._ranges:
+            self._ranges.stop()
+        for source in self._sources:
+            source.stop()
+
+    def health(self) -> Mapping[str, Health]:
+        """The health of each source, by name. May be called from any thread."""
+        return {source.name: source.healthy() for source in self._sources}
+
+    def _hear(self, event: SourceEvent) -> None:
+        self._put(event)
+        if self._veth:
+            self._veth.learn(event)
+
+
+def once(config: Config) -> list[Replace]:
+    """What the sources that read files say now, without following them. Raises ConfigError for the pods file."""
+    events: list[Replace] = []
+    path = config.identity.file.path
+    if pods_file.SOURCE in config.identity.sources:
+        seen: tuple[Observation, ...] = ()
+        if Path(path).exists():
+            seen = pods_file.parse(yamlfile.read(path), path, clock.now())
+        events.append(Replace(pods_file.SOURCE, seen, clock.now()))
+    if cni_cache.SOURCE in config.identity.sources:
+        events.append(Replace(cni_cache.SOURCE, CniSource(config.identity.cni.directories).read(), clock.now()))
+    return events
+
+
+def local_ranges(config: Config) -> tuple[Network, ...]:
+    """The local ranges by configuration and providers, as of now."""
+    if ranges_cni.PROVIDER not in config.ranges.providers:
+        return config.local_ranges
+    return config.local_ranges + ranges_cni.read(config.ranges.cni.directories).ranges
