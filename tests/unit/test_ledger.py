@@ -411,3 +411,23 @@ def test_of_two_pods_of_one_name_the_last_opened_is_the_one_that_is_known() -> N
         ledger.settle(one(20.0 + number, 0), leases, 20.0 + number)
         (shown,) = [pod for level, _, pod in ledger.alive(20.0 + number) if level is Level.POD]
         assert shown == new.pod
+
+
+def test_bytes_that_begin_to_wait_ask_for_a_save(ledger: Ledger) -> None:
+    """When the interval ended decides who may claim them, and only the ledger knows that."""
+    ledger.saved()
+    ledger.settle(one(20.0, 150), [], 20.0)
+    assert ledger.must_save
+    ledger.saved()
+    ledger.settle(one(30.0, 150), [], 30.0)
+    assert not ledger.must_save
+
+
+def test_pods_of_one_name_but_different_workloads_are_booked_to_their_own(ledger: Ledger) -> None:
+    """A pod that replaced one of its name under another owner leaves the old owner's total alone."""
+    old, new = (Pod("team-a", "web-0", f"uid-{kind}", kind, "web") for kind in ("Job", "StatefulSet"))
+    ledger.settle(one(20.0, 150), [lease(old, 5.0, 6.0)], 20.0)
+    ledger.settle(one(30.0, 180), [lease(new, 20.0, 20.0), lease(old, 5.0, 6.0, closed=20.0)], 30.0)
+    assert total(ledger, Level.WORKLOAD, "team-a", "Job", "web") == 50
+    assert total(ledger, Level.WORKLOAD, "team-a", "StatefulSet", "web") == 30
+    assert total(ledger, Level.POD, "team-a", "web-0") == 80
