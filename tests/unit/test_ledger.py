@@ -424,10 +424,11 @@ def test_bytes_that_begin_to_wait_ask_for_a_save(ledger: Ledger) -> None:
 
 
 def test_pods_of_one_name_but_different_workloads_are_booked_to_their_own(ledger: Ledger) -> None:
-    """A pod that replaced one of its name under another owner leaves the old owner's total alone."""
+    """While a pod replaces one of its name under another owner, each owner gets its own pod's bytes."""
     old, new = (Pod("team-a", "web-0", f"uid-{kind}", kind, "web") for kind in ("Job", "StatefulSet"))
-    ledger.settle(one(20.0, 150), [lease(old, 5.0, 6.0)], 20.0)
-    ledger.settle(one(30.0, 180), [lease(new, 20.0, 20.0), lease(old, 5.0, 6.0, closed=20.0)], 30.0)
+    other = pack("10.0.0.2")
+    both = [lease(new, 11.0, 12.0, ip=other), lease(old, 5.0, 6.0)]
+    ledger.settle(snap(20.0, {IN: {IP: (150, 1), other: (30, 1)}}), both, 20.0)
     assert total(ledger, Level.WORKLOAD, "team-a", "Job", "web") == 50
     assert total(ledger, Level.WORKLOAD, "team-a", "StatefulSet", "web") == 30
     assert total(ledger, Level.POD, "team-a", "web-0") == 80
