@@ -1,0 +1,350 @@
+"""A plan laid out for nf_tables: which sets, counters, chains and rules, as values. Pure.
+
+What is counted where is the same as in `layout.py`, which has it for xtables; names differ, and what costs a packet
+time differs: a comparison of prefixes is cheap here, a lookup in a hash is cheap too, an interval lookup is not. Few
+CIDRs become a tree of comparisons (`classify.tree`), many become maps that lead on (`nft_many.py`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from netacct.kernel import classify, nft_many
+from netacct.kernel.nft_many import Content
+from netacct.kernel.nft_messages import Hook
+from netacct.kernel.plan import FamilyPlan, Plan
+from netacct.model import TUNNEL, CounterKey, Direction, Family, Network, Scope
+
+PRIORITY = -151
+"""Of our hooks: just before mangle, so after DNAT and before SNAT."""
+
+Side: TypeAlias = Literal["src", "dst"]
+
+_HOOKS = {"input": 1, "forward": 2, "output": 3, "postrouting": 4}  # NF_INET_*
+_UDP = 17
+_SLACK = 64
+"""Sets have room for some more addresses: one that joins the local ranges shall not cost every counter its epoch."""
+
+
+class Prefix(NamedTuple):
+    """Matches packets with this end in a prefix."""
+
+    side: Side
+    network: Network
+
+
+class Member(NamedTuple):
+    """Matches packets with this end, cut to `length` bits, in a set that does not count."""
+
+    side: Side
+    content: str
+    length: int
+
+
+class NotLoopback(NamedTuple):
+    """Matches packets that did not come in by lo ("iif"), or do not leave by it ("oif")."""
+
+    way: Literal["iif", "oif"]
+
+
+class Protocol(NamedTuple):
+    """Matches packets of a protocol (after IPv6 extension headers)."""
+
+    number: int
+
+
+class UdpPort(NamedTuple):
+    """Matches the destination port, once it is known that there are ports."""
+
+    port: int
+
+
+class Mark(NamedTuple):
+    """Where all bits of the mask are 0: sets them to a value; else the rule ends here."""
+
+    value: int
+    mask: int
+
+
+class CountAt(NamedTuple):
+    """Matches packets whose end is in a counter set, and counts them there."""
+
+    side: Side
+    name: str
+
+
+class AddTo(NamedTuple):
+    """Counts at this end in a counter set, making the element where it is missing; no match where there is no room."""
+
+    side: Side
+    name: str
+
+
+class Tally(NamedTuple):
+    """Counts in a named counter."""
+
+    name: str
+
+
+class Choose(NamedTuple):
+    """Goes to the chain that a map has for this end, cut to `length` bits; else no match."""
+
+    side: Side
+    content: str
+    length: int
+
+
+class Jump(NamedTuple):
+    """Goes to a chain and comes back."""
+
+    chain: str
+
+
+class Goto(NamedTuple):
+    """Goes to a chain for good."""
+
+    chain: str
+
+
+class Return(NamedTuple):
+    """Back to where the jump was."""
+
+
+Part: TypeAlias = (
+    Prefix | Member | NotLoopback | Protocol | UdpPort | Mark | CountAt | AddTo | Tally | Choose | Jump | Goto | Return
+)
+Rule: TypeAlias = tuple[Part, ...]
+"""Parts that are gone through in order, until one does not match."""
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSet:
+    """A counter for each address. `dynamic`: packets add addresses. The kernel's name may have a number behind it."""
+
+    name: str
+    key: CounterKey
+    size: int
+    dynamic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """One named counter. The kernel's name has its epoch behind it."""
+
+    name: str
+    key: CounterKey
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A chain with all of its rules; a base chain where it has a hook."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    hook: Hook | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The table of one family, in an order in which it can be made: what chains refer to stands before them."""
+
+    family: Family
+    sets: tuple[CounterSet, ...]
+    counters: tuple[Counter, ...]
+    contents: tuple[Content, ...]
+    chains: tuple[Chain, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """One way that a packet can be counted (see `layout.py`)."""
+
+    name: str
+    whole: str
+    scope: Scope
+    direction: Direction
+    peer: Side
+    owner: Side
+
+
+_TX = _Leg("tx", "to", Scope.POD, Direction.TRANSMIT, "dst", "src")
+_RX = _Leg("rx", "ro", Scope.POD, Direction.RECEIVE, "src", "dst")
+_HI = _Leg("hi", "hi", Scope.HOST, Direction.RECEIVE, "src", "dst")
+_HO = _Leg("ho", "ho", Scope.HOST, Direction.TRANSMIT, "dst", "src")
+
+LEGS = {
+    "tx": (Scope.POD, Direction.TRANSMIT),
+    "rx": (Scope.POD, Direction.RECEIVE),
+    "to": (Scope.REST, Direction.TRANSMIT),
+    "ro": (Scope.REST, Direction.RECEIVE),
+    "hi": (Scope.HOST, Direction.RECEIVE),
+    "ho": (Scope.HOST, Direction.TRANSMIT),
+}
+"""What the names of counter sets and counters begin with."""
+
+_GUARD = "ho.guard"
+
+
+def build(plan: Plan) -> tuple[Layout, ...]:
+    """The layout of each family of the plan, in the plan's order. Equal plans give equal layouts."""
+    return tuple(_Family(plan, family).layout() for family in plan.families)
+
+
+class _Family:
+    """Builds one family's layout; holds what all of its parts need."""
+
+    def __init__(self, plan: Plan, family: FamilyPlan) -> None:
+        self.plan, self.family = plan, family
+        self.legs = (_TX, _RX, _HI, _HO) if family.local else (_HI, _HO)
+        self.decision = nft_many.decide(family, plan.default)
+        inside = [ip for ip in family.own if any(ipaddress.ip_address(ip) in net for net in family.local)]
+        self.own_inside = classify.own_probes(inside)
+        self.own = nft_many.addresses("own", family.own) if len(family.own) > classify.MAX_OWN_RULES else None
+        self.local = nft_many.by_length("local", family.local)
+        self.contents: list[Content] = [self.own] if self.own else []
+        if len(family.local) > classify.MAX_LOCAL_RULES:
+            self.contents += self.local.values()
+
+    def layout(self) -> Layout:
+        sets: list[CounterSet] = []
+        counters: list[Counter] = []
+        chains: list[Chain] = []
+        for leg in self.legs:
+            for traffic in self._classes(leg):
+                sets += self._counter_set(leg, traffic)
+                counters.append(self._counter(leg, traffic))
+                chains.append(self._class_chain(leg, traffic))
+            chains += self._decide(leg)
+        chains.append(Chain(_GUARD, tuple(self._guard())))
+        chains += self._base_chains()
+        return Layout(self.family.family, tuple(sets), tuple(counters), tuple(self.contents), tuple(chains))
+
+    def _classes(self, leg: _Leg) -> tuple[str, ...]:
+        return (*self.plan.classes, TUNNEL) if leg.scope is Scope.HOST else self.plan.classes
+
+    def _counter_set(self, leg: _Leg, traffic: str) -> list[CounterSet]:
+        if leg.scope is Scope.HOST:
+            return []
+        dynamic = bool(self.family.dynamic)
+        needed = len(self.family.prefilled) + 1  # the sentinel
+        size = needed + self.plan.dynamic_capacity if dynamic else -(-(needed + needed // 8) // _SLACK) * _SLACK
+        key = CounterKey(self.family.family, Scope.POD, leg.direction, traffic)
+        return [CounterSet(f"{leg.name}-{traffic}", key, size, dynamic)]
+
+    def _counter(self, leg: _Leg, traffic: str) -> Counter:
+        scope = Scope.REST if leg.scope is Scope.POD else Scope.HOST
+        return Counter(f"{leg.whole}-{traffic}", CounterKey(self.family.family, scope, leg.direction, traffic))
+
+    def _class_chain(self, leg: _Leg, traffic: str) -> Chain:
+        name = f"{leg.name}-{traffic}"
+        rules: list[Rule] = []
+        marks = self.plan.marks
+        if marks is not None and (value := marks.values.get(traffic)):
+            rules.append((Mark(value, marks.mask),))
+        if leg.scope is Scope.POD:
+            rules.append((CountAt(leg.owner, name), Return()))
+            rules += [(*self._own(leg.owner, probe), Return()) for probe in self.own_inside]
+            if self.family.dynamic:
+                rules.append((AddTo(leg.owner, name), Return()))
+        rules.append((Tally(f"{leg.whole}-{traffic}"),))
+        return Chain(name, tuple(rules))
+
+    def _decide(self, leg: _Leg) -> list[Chain]:
+        """The chains that choose the class, each before those that go to it."""
+        contents, chains = nft_many.lay_out(self.decision, leg.name)
+        self.contents += contents
+        made = [
+            Chain(name, (*(((Choose(leg.peer, *step),)) for step in steps), (Goto(f"{leg.name}-{traffic}"),)))
+            for name, steps, traffic in chains
+        ]
+
+        def rules(nodes: Iterable[classify.Node]) -> list[Rule]:
+            return [rule(node) for node in nodes]
+
+        def rule(node: classify.Node) -> Rule:
+            if isinstance(node, classify.Step):
+                match = self._match(leg.peer, node.probe)
+                if node.probe.members == nft_many.BLOCKS:
+                    return (*match, Choose(leg.peer, contents[0].name, self.decision.block))
+                return (*match, *self._own_member(leg.peer, node.probe), Goto(f"{leg.name}-{node.traffic}"))
+            inside = tuple(rules(node.nodes))
+            made.append(Chain(f"{leg.name}.{len(made) + 1}", inside))
+            return (Prefix(leg.peer, node.network), Goto(made[-1].name))
+
+        everything = ipaddress.ip_network("0.0.0.0/0" if self.family.family == 4 else "::/0")
+        nodes = classify.tree(self.decision.steps, self.plan.default, everything)
+        head = tuple(rules(nodes))
+        tunnel, ports = self._tunnel(leg)
+        return [*made, *ports, Chain(leg.name, (*tunnel, *head))]
+
+    def _tunnel(self, leg: _Leg) -> tuple[list[Rule], list[Chain]]:
+        """The rules by which the host's own packets are encapsulation, and the chain of ports that they jump to."""
+        if leg.scope is not Scope.HOST:
+            return [], []
+        tunnel, target = self.plan.tunnel, Goto(f"{leg.name}-{TUNNEL}")
+        rules: list[Rule] = [(Protocol(number), target) for number in tunnel.protocols]
+        if not tunnel.udp:
+            return rules, []
+        ports = Chain(f"{leg.name}.udp", tuple((UdpPort(port), target) for port in tunnel.udp))
+        return [(Protocol(_UDP), Jump(ports.name)), *rules], [ports]
+
+    def _guard(self) -> list[Rule]:
+        """Where host transmit begins: packets that merely carry a pod's address leave here, uncounted."""
+        classes = Goto(_HO.name)
+        rules: list[Rule] = [(*self._own("src", probe), classes) for probe in self.own_inside]
+        rules += [(*parts, Return()) for parts in self._locals("src")]
+        return [*rules, (classes,)]
+
+    def _base_chains(self) -> list[Chain]:
+        came, leaves = NotLoopback("iif"), NotLoopback("oif")
+        sent = [(*parts, came, Jump(_TX.name)) for parts in self._locals("src")]
+        # a mark that a packet of the host gets shall make the kernel look its route up again, as mangle OUTPUT does
+        out = ("route", "output.route") if self.plan.marks else ("filter", "output")
+        chains = [
+            Chain("input", (*sent, (came, Goto(_HI.name))), self._hook("filter", "input")),
+            Chain(out[1], ((leaves, Goto(_GUARD)),), self._hook(out[0], "output")),
+        ]
+        if self.family.local:
+            forwarded = tuple((*parts, Jump(_TX.name)) for parts in self._locals("src"))
+            received = tuple((*parts, leaves, Jump(_RX.name)) for parts in self._locals("dst"))
+            chains.append(Chain("forward", forwarded, self._hook("filter", "forward")))
+            chains.append(Chain("postrouting", received, self._hook("filter", "postrouting")))
+        return chains
+
+    @staticmethod
+    def _hook(kind: str, name: str) -> Hook:
+        return Hook(kind, _HOOKS[name], PRIORITY)
+
+    def _locals(self, side: Side) -> list[Rule]:
+        """The ways in which an end of a packet can be in the local ranges."""
+        networks = self.family.local
+        if len(networks) <= classify.MAX_LOCAL_RULES:
+            return [(Prefix(side, network),) for network in networks]
+        return [
+            (*_within(side, cover), Member(side, content.name, length))
+            for cover in classify.covers(networks)
+            for length, content in self.local.items()
+        ]
+
+    def _own(self, side: Side, probe: classify.Probe) -> Rule:
+        return (*self._match(side, probe), *self._own_member(side, probe))
+
+    def _match(self, side: Side, probe: classify.Probe) -> Rule:
+        return _within(side, probe.network)
+
+    def _own_member(self, side: Side, probe: classify.Probe) -> Rule:
+        if not probe.members or self.own is None:
+            return ()
+        return (Member(side, self.own.name, self.family.loopback.max_prefixlen),)
+
+
+def _within(side: Side, network: Network | None) -> tuple[Prefix, ...]:
+    return () if network is None else (Prefix(side, network),)
+
+
+def names(chains: Sequence[Chain]) -> list[str]:
+    """The names of chains."""
+    return [chain.name for chain in chains]

@@ -1,0 +1,198 @@
+"""How nf_tables finds the class of an address among thousands of CIDRs: a block first, then the lengths in it. Pure.
+
+An interval lookup over thousands of CIDRs costs a packet a microsecond. Here an address is cut to its block (/16,
+IPv6 /32) and looked up in one hash map. Where a block holds no CIDR of its own, that is all, and the few short
+prefixes decide by comparison. Where it does, the map leads to a chain that looks up only the lengths that occur in
+blocks like this one, longest first, and ends with the class of what lies around. Prefix lengths are rounded up to
+multiples of four, so that few lookups serve all of them and a CIDR becomes eight entries at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from netacct.kernel import classify
+from netacct.kernel.plan import FamilyPlan
+from netacct.model import Address, Network
+
+BLOCKS = "blocks"
+"""The `members` of a probe that looks up the block."""
+
+FEW = 96
+"""So many CIDRs are compared one by one (as a tree); more become maps."""
+
+_BLOCK = {32: 16, 128: 32}
+_STEP = 4
+_FINEST_STEP = 64
+"""IPv6 prefixes longer than this keep their length: there are few lengths, and many addresses between them."""
+
+
+class Content(NamedTuple):
+    """A set that does not count, or a map; the name ends with a digest of all that is in it.
+
+    keys:   the elements, each `width` bytes.
+    chains: where each key leads; empty for a set.
+    """
+
+    name: str
+    width: int
+    keys: tuple[bytes, ...]
+    chains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a family's addresses find their classes.
+
+    steps:   one after the other; one whose probe has the members `BLOCKS` looks the block up.
+    block:   the length of a block.
+    ends:    block -> class, where a block holds nothing longer.
+    around:  block -> (the lengths in it, longest first; the class of what lies around).
+    entries: length -> prefix (as a number of so many bits) -> class.
+    """
+
+    steps: tuple[classify.Step, ...]
+    block: int
+    ends: dict[int, str]
+    around: dict[int, tuple[tuple[int, ...], str]]
+    entries: dict[int, dict[int, str]]
+
+
+def width_of(length: int, bits: int) -> int:
+    """The bytes of a key of so many bits, of an address of `bits` bits."""
+    return 4 if bits == 32 or length <= 32 else 8 if length <= 64 else 16
+
+
+def addresses(name: str, ips: Sequence[Address]) -> Content:
+    """A set of whole addresses."""
+    return _content(name, len(ips[0]), [(ip, "") for ip in ips])
+
+
+def by_length(name: str, networks: Iterable[Network]) -> dict[int, Content]:
+    """A set for each prefix length, longest first."""
+    grouped: dict[tuple[int, int], list[tuple[bytes, str]]] = {}
+    for network in networks:
+        width = width_of(network.prefixlen, network.max_prefixlen)
+        cut = network.network_address.packed[:width]
+        grouped.setdefault((network.prefixlen, width), []).append((cut, ""))
+    return {
+        length: _content(f"{name}.{length}", width, grouped[length, width])
+        for length, width in sorted(grouped, reverse=True)
+    }
+
+
+def decide(family: FamilyPlan, default: str) -> Decision:
+    """How to choose the class. The node's own addresses and the loopback range come first."""
+    steps = [classify.Step("node", classify.Probe(family.loopback))]
+    steps += [classify.Step("node", probe) for probe in classify.own_probes(family.own)]
+    bits = family.loopback.max_prefixlen
+    block = _BLOCK[bits]
+    layers = [[(group.traffic, network) for group in layer for network in group.networks] for layer in family.layers]
+    if sum(map(len, layers)) <= FEW:
+        steps += [classify.Step(traffic, classify.Probe(network)) for layer in layers for traffic, network in layer]
+        return Decision(tuple(steps), block, {}, {}, {})
+    short = [[one for one in layer if one[1].prefixlen <= block - _STEP] for layer in layers]
+    long = [[one for one in layer if one[1].prefixlen > block - _STEP] for layer in layers]
+    entries = _entries(long, block, bits)
+    ends = entries.pop(block, {})
+    around = _around(entries, block, _Fallback(short, ends, block, bits, default))
+    if ends or around:
+        kind = type(family.loopback)
+        blocks = [kind((number << bits - block, block)) for number in {*ends, *around}]
+        steps += [classify.Step("", classify.Probe(cover, BLOCKS)) for cover in classify.covers(blocks)]
+    steps += [classify.Step(traffic, classify.Probe(network)) for layer in short for traffic, network in layer]
+    return Decision(tuple(steps), block, {at: ends[at] for at in ends if at not in around}, around, entries)
+
+
+def lay_out(decision: Decision, leg: str) -> tuple[list[Content], list[tuple[str, list[tuple[str, int]], str]]]:
+    """The maps of one way of counting, that of the blocks first; and its chains.
+
+    A chain is its name, the maps that it looks up with their lengths, and the class of what none of them has.
+    """
+    if not decision.ends and not decision.around:
+        return [], []
+    bits = 32 if decision.block == _BLOCK[32] else 128
+    maps = {
+        length: _content(
+            f"{leg}.m{length}",
+            width_of(length, bits),
+            [(_key(number, length, bits), f"{leg}-{traffic}") for number, traffic in entries.items()],
+        )
+        for length, entries in decision.entries.items()
+    }
+    kinds = sorted(set(decision.around.values()))
+    names = {kind: f"{leg}.b{index}" for index, kind in enumerate(kinds)}
+    chains = [(names[kind], [(maps[length].name, length) for length in kind[0]], kind[1]) for kind in kinds]
+    leads = [(at, names[kind]) for at, kind in decision.around.items()]
+    leads += [(at, f"{leg}-{traffic}") for at, traffic in decision.ends.items()]
+    width = width_of(decision.block, bits)
+    blocks = _content(f"{leg}.blocks", width, [(_key(at, decision.block, bits), chain) for at, chain in leads])
+    return [blocks, *maps.values()], chains
+
+
+class _Fallback:
+    """The class of a whole block, as far as longer prefixes do not decide."""
+
+    def __init__(
+        self, short: list[list[tuple[str, Network]]], ends: dict[int, str], block: int, bits: int, default: str
+    ) -> None:
+        self._ends, self._block, self._default = ends, block, default
+        self._by_length: dict[int, dict[int, str]] = {}
+        for layer in short:
+            for traffic, network in layer:
+                number = int(network.network_address) >> bits - network.prefixlen
+                self._by_length.setdefault(network.prefixlen, {})[number] = traffic
+        self._lengths = sorted(self._by_length, reverse=True)
+
+    def of(self, block: int) -> str:
+        if block in self._ends:
+            return self._ends[block]
+        for length in self._lengths:
+            found = self._by_length[length].get(block >> self._block - length)
+            if found is not None:
+                return found
+        return self._default
+
+
+def _entries(layers: list[list[tuple[str, Network]]], block: int, bits: int) -> dict[int, dict[int, str]]:
+    """All prefixes with their lengths rounded up; of two that become one, the longer's class stays."""
+    entries: dict[int, dict[int, str]] = {}
+    for layer in reversed(layers):  # from the outside in: a deeper layer lies inside, and overwrites
+        for traffic, network in layer:
+            length = _rounded(network.prefixlen, block)
+            first = int(network.network_address) >> bits - length
+            some = entries.setdefault(length, {})
+            for number in range(first, first + (1 << length - network.prefixlen)):
+                some[number] = traffic
+    return entries
+
+
+def _around(
+    entries: dict[int, dict[int, str]], block: int, fallback: _Fallback
+) -> dict[int, tuple[tuple[int, ...], str]]:
+    lengths: dict[int, set[int]] = {}
+    for length, some in entries.items():
+        for at in {number >> length - block for number in some}:
+            lengths.setdefault(at, set()).add(length)
+    return {at: (tuple(sorted(found, reverse=True)), fallback.of(at)) for at, found in lengths.items()}
+
+
+def _rounded(length: int, block: int) -> int:
+    if length <= block:
+        return block
+    return length if length > _FINEST_STEP else -(-length // _STEP) * _STEP
+
+
+def _key(number: int, length: int, bits: int) -> bytes:
+    width = width_of(length, bits)
+    return (number << 8 * width - length).to_bytes(width, "big")
+
+
+def _content(name: str, width: int, elements: list[tuple[bytes, str]]) -> Content:
+    ordered = sorted(elements)
+    keys, chains = tuple(key for key, _ in ordered), tuple(chain for _, chain in ordered)
+    digest = hashlib.blake2b(b"".join(keys) + "\0".join(chains).encode(), digest_size=4).hexdigest()
+    return Content(f"{name}.{digest}", width, keys, chains if any(chains) else ())
