@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import netacct
 from netacct import clock, marking
+from netacct.attempts import Attempts
 from netacct.books import Books
 from netacct.config import Config
 from netacct.counting import Counting
@@ -25,7 +26,7 @@ from netacct.identity.leases import Open, needs_reading
 from netacct.identity.source import Health, SourceEvent
 from netacct.kernel import plan as planning
 from netacct.kernel.base import Datapath
-from netacct.log import Repeats, get
+from netacct.log import get
 from netacct.marking import Marking
 from netacct.model import Address, Network
 from netacct.policy import Policy
@@ -64,7 +65,7 @@ class Agent:
         self._config, self._policy, self._datapath, self._books = config, policy, datapath, books
         self._counting = Counting(datapath, books)
         self._log = get()
-        self._repeats = Repeats(TROUBLE_SECONDS)
+        self._attempt = Attempts(TROUBLE_SECONDS)
         self._silence = Silence()
         self._own: frozenset[Address] = frozenset()
         self._found: tuple[Network, ...] = ()
@@ -317,7 +318,7 @@ class Agent:
         """Read and settle. Raises DatapathError."""
         self._settle_at = clock.now() + SETTLE_SECONDS
         self._counting.refresh()
-        if self._counting.snapshot.unreadable:
+        if self._counting.snapshot.unreadable and not self._differences:
             self._check_at = 0.0  # a set lost its epoch: see to it at the next occasion
 
     def _change_leases(self, at: float) -> None:
@@ -343,7 +344,7 @@ class Agent:
         self._differences = self._datapath.verify()
 
     def _mend(self) -> None:
-        if self._repeats.due("mend"):
+        if self._attempt.is_news("mend"):
             first = self._differences[0]
             self._log.warning("rules are not in sync, repairing", count=len(self._differences), first=first)
         if self._attempt("repair", self._install):
@@ -395,14 +396,3 @@ class Agent:
             config_last_reload_successful=self._reloaded,
             collectors=dict(self._counting.collected),
         )
-
-    def _attempt(self, what: str, step: Callable[[], object]) -> bool:
-        """Whether the step succeeded; an error is logged sparingly, because a running agent survives."""
-        try:
-            step()
-        except (NetacctError, OSError) as error:
-            if self._repeats.due(what):
-                self._log.error(f"{what} failed, trying again", error=str(error))
-            return False
-        self._repeats.forget(what)
-        return True

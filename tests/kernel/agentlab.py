@@ -51,6 +51,7 @@ class AgentLab:
     folder: Path
     agent: subprocess.Popen[bytes] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()  # the command that runs agents
 
     def configure(self, **changes: Any) -> None:
         """Write netacct.yaml; keys keep the values of earlier calls."""
@@ -94,7 +95,7 @@ class AgentLab:
         assert support.in_private_namespace()
         with self.log_file.open("ab") as log:
             self.agent = subprocess.Popen(
-                [sys.executable, "-m", "netacct", "run", *self._config],
+                [*self.prefix, sys.executable, "-m", "netacct", "run", *self._config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,0 +1,101 @@
+"""The agent with a state directory that is full, damaged, or not to be had."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agentlab import AgentLab, agent_lab, datagrams, until
+from support import OTHER_POD, POD, Node
+
+pytestmark = pytest.mark.kernel
+
+PODS = {"team-a/a-0": [*POD.values()], "team-b/b-0": [*OTHER_POD.values()]}
+
+
+@pytest.fixture
+def lab(node: Node, tmp_path: Path) -> Iterator[AgentLab]:
+    """A node without an agent."""
+    with agent_lab(node, tmp_path) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def small_disk(lab: AgentLab) -> Iterator[Path]:
+    """Agents of the lab get a state directory of half a megabyte; gives its path as seen from here."""
+    state = lab.folder / "state"
+    state.mkdir()
+    script = f"mount -t tmpfs -o size=512k,mode=700 none {state} && echo mounted && exec sleep 300"
+    command = ["unshare", "--mount", "--propagation=private", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout
+            assert holder.stdout.readline() == "mounted\n"
+            lab.prefix = ("nsenter", f"--target={holder.pid}", "--mount", "--")
+            yield Path(f"/proc/{holder.pid}/root{state}")
+        finally:
+            lab.kill()
+            holder.kill()
+
+
+def _shows(lab: AgentLab, octets: int) -> None:
+    """Wait until exactly this was sent, all of it by a-0."""
+    until(lambda: lab.totals() == {("a-0", "internet"): octets})
+
+
+def fill(file: Path) -> None:
+    """Write until the disk is full."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            pass
+
+
+def test_a_full_disk_stops_nothing(lab: AgentLab) -> None:
+    """While nothing can be stored the agent counts and serves, says so once, and stores again as soon as it can."""
+    with small_disk(lab) as disk:
+        lab.start()
+        octets = datagrams(lab.node)
+        _shows(lab, octets)
+        fill(disk / "filler")
+        for number in range(3):
+            lab.pods({**PODS, f"team-c/c-{number}": [f"10.244.1.{number + 2}"]})  # each is stored, or not
+            until(lambda: lab.metric("netacct_leases") == 5)
+            octets += datagrams(lab.node)
+            _shows(lab, octets)
+        assert lab.get("/readyz")[0] == 200
+        assert lab.log.count("cannot store the totals") == 1
+        (disk / "filler").unlink()
+        lab.pods(PODS)
+        until(lambda: lab.metric("netacct_leases") == 4)
+        lab.kill()
+        lab.start()
+        octets += datagrams(lab.node)
+        _shows(lab, octets)
+
+
+def test_a_damaged_store_is_put_aside(lab: AgentLab) -> None:
+    """A store with rubbish in it is kept under another name, named in the log, and totals begin at 0."""
+    lab.start()
+    datagrams(lab.node)
+    lab.stop()
+    database = lab.folder / "state" / "netacct.db"
+    database.write_bytes(b"rubbish" * 1000)
+    lab.start()
+    assert lab.totals() == {}
+    assert database.with_name("netacct.db.unusable").read_bytes().startswith(b"rubbish")
+    assert "the stored state is not used" in lab.log
+    octets = datagrams(lab.node)
+    _shows(lab, octets)
+
+
+def test_without_a_state_directory_nothing_starts(lab: AgentLab) -> None:
+    """Where the state directory cannot be made, `run` and `rules apply` say so and end with exit code 1."""
+    lab.write("file", "")
+    lab.configure(state_dir=str(lab.folder / "file" / "state"))
+    for command in ("run", "rules apply"):
+        done = lab.command(*command.split())
+        assert done.returncode == 1
+        assert "agent.lock: Not a directory" in done.stderr

@@ -1,0 +1,353 @@
+"""The agent's order of operations, and what it does when a part of it fails: on a datapath in memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from netacct import clock, config, marking, policy_file
+from netacct.accounting.encoding import Checkpoint
+from netacct.accounting.store import Store
+from netacct.agent import Agent
+from netacct.books import Books
+from netacct.errors import DatapathError, NetacctError, StoreError
+from netacct.identity.source import Replace
+from netacct.kernel.base import Keep, keep_nothing
+from netacct.kernel.fake import FakeDatapath, FakeKernel
+from netacct.kernel.plan import Plan
+from netacct.model import UNBOUNDED, Address, CounterKey, Direction, Level, Observation, Pod, Scope, Snapshot, pack
+from netacct.service import Scrape, Service
+
+A, B = pack("10.244.1.10"), pack("10.244.1.11")
+INTERNET = CounterKey(4, Scope.POD, Direction.TRANSMIT, "internet")
+
+
+class Recorder(FakeDatapath):
+    """Writes down what is called, and fails where it is told to."""
+
+    def __init__(self, kernel: FakeKernel, calls: list[str]) -> None:
+        super().__init__(kernel)
+        self.calls = calls
+        self.broken: set[str] = set()
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.broken:
+            raise DatapathError(f"{name} is broken")
+
+    def adopt(self, plan: Plan) -> None:
+        """See `Datapath.adopt`."""
+        self._plan = plan
+
+    def install(self, plan: Plan, keep: Keep = keep_nothing) -> Snapshot:
+        """See `Datapath.install`."""
+        self._call("install")
+        return super().install(plan, keep)
+
+    def read(self) -> Snapshot:
+        """See `Datapath.read`."""
+        self._call("read")
+        return super().read()
+
+    def add(self, ips: Any) -> None:
+        """See `Datapath.add`."""
+        self._call("add")
+        super().add(ips)
+
+    def remove(self, keep: Keep = keep_nothing) -> Snapshot:
+        """See `Datapath.remove`."""
+        self._call("remove")
+        return super().remove(keep)
+
+
+class RecordingStore(Store):
+    """Writes down what is called, and fails where it is told to."""
+
+    calls: list[str]
+    broken = False
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """See `Store.save`."""
+        self.calls.append("save")
+        if self.broken:
+            raise StoreError("no space left")
+        super().save(checkpoint)
+
+
+class Node:
+    """Files, kernel and store of a node; `begin` starts an agent on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.kernel, self.calls = folder, FakeKernel(), list[str]()
+        self.configure()
+
+    def configure(self, **changes: Any) -> config.Config:
+        """Write netacct.yaml and read it."""
+        policy = self.folder / "policy.yaml"
+        policy.write_text("classes: {pod: {}, node: {}, service: {}, private: {builtin: private}}\ndefault: internet\n")
+        keys = {
+            "policy": str(policy),
+            "local_ranges": ["10.244.1.0/28"],
+            "marks": {"mode": "off"},
+            "metrics": {"zero_first": "0s"},
+            "state_dir": str(self.folder / "state"),
+            **changes,
+        }
+        (self.folder / "netacct.yaml").write_text(json.dumps(keys))
+        self.config = config.load(str(self.folder / "netacct.yaml"))
+        self.policy = policy_file.load(self.config.policy)
+        return self.config
+
+    def begin(self, owners: dict[Address, str] | None = None) -> Agent:
+        """A new agent, with new books from the store."""
+        self.datapath = Recorder(self.kernel, self.calls)
+        self.store = RecordingStore(Path(self.config.state_dir))
+        self.store.calls = self.calls
+        self.books = Books(self.store, self.config, ["file"])
+        agent = Agent(self.config, self.policy, self.datapath, self.books)
+        agent.start(frozenset(), [pods(owners or {A: "a"})])
+        self.calls.clear()
+        return agent
+
+    def count(self, ip: Address, octets: int) -> None:
+        """The kernel counts what an address sent to the internet."""
+        self.kernel.count(INTERNET, ip, octets)
+
+    def sent(self) -> dict[str, int]:
+        """Bytes by pod, as booked; unattributed ones under `""`."""
+        found: dict[str, int] = {}
+        for key, count in self.books.ledger.totals.items():
+            if key.level in (Level.POD, Level.UNATTRIBUTED):
+                name = key.labels[1] if key.labels else ""
+                found[name] = found.get(name, 0) + count.bytes
+        return {name: octets for name, octets in found.items() if octets}
+
+
+def pods(owners: dict[Address, str]) -> Replace:
+    """The list of a file: address -> name of a pod."""
+    at = clock.now()
+    seen = [Observation("file", ip, Pod("n", name, name), "", UNBOUNDED, at) for ip, name in owners.items()]
+    return Replace("file", tuple(seen), at)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node without an agent."""
+    return Node(tmp_path)
+
+
+def test_a_handover_reads_before_it_changes_leases_and_saves_after(node: Node) -> None:
+    """When an address changes hands: one reading, booked to the old holder, then the new lease, then the store."""
+    agent = node.begin({A: "a"})
+    node.count(A, 100)
+    agent.observe([pods({A: "b"})])
+    node.count(A, 7)
+    agent.stop()
+    assert node.calls[:3] == ["read", "add", "save"]
+    assert node.sent() == {"a": 100, "b": 7}
+
+
+def test_leases_stay_while_counters_cannot_be_read(node: Node) -> None:
+    """A handover waits for a reading that works, so that no byte goes to the wrong pod."""
+    agent = node.begin({A: "a"})
+    node.datapath.broken = {"read"}
+    agent.observe([pods({A: "b"})])
+    node.count(A, 100)
+    node.datapath.broken = set()
+    agent._settle_at = 0.0
+    agent.tick()
+    node.count(A, 7)
+    agent.stop()
+    assert node.sent() == {"a": 100, "b": 7}
+
+
+@pytest.mark.parametrize("broken", ["read", "install"])
+def test_trouble_does_not_keep_the_agent_busy(node: Node, broken: str) -> None:
+    """After a failed reading or repair the next is due in seconds, not at once."""
+    agent = node.begin()
+    node.datapath.broken = {broken}
+    del node.kernel.sets[INTERNET]
+    agent._check_at = agent._settle_at = 0.0
+    agent.tick()
+    assert broken in node.calls
+    assert agent.due() > clock.now() + 4
+    assert agent.not_ready() != []
+    node.datapath.broken = set()
+    agent._mend_at = agent._settle_at = 0.0
+    agent.tick()
+    assert agent.not_ready() == []
+
+
+def test_a_failing_store_does_not_keep_the_agent_busy(node: Node) -> None:
+    """After a checkpoint that failed the next is due in seconds; the log has it once."""
+    agent = node.begin()
+    node.store.broken = True
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            node.books.save_at = 0.0
+            agent.tick()
+            assert agent.due() > clock.now() + 4
+    assert [line["event"] for line in logs] == ["cannot store the totals, trying again"]
+
+
+def test_at_rest_nothing_is_logged(node: Node) -> None:
+    """Dozens of scrapes, checks, readings and checkpoints log nothing above debug."""
+    agent = node.begin()
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(60):
+            node.count(A, 1)
+            agent._check_at = agent._settle_at = agent._marking.due = node.books.save_at = 0.0
+            agent.tick()
+            agent.view()
+    assert [line for line in logs if line["log_level"] != "debug"] == []
+
+
+def test_a_lasting_trouble_is_logged_once(node: Node) -> None:
+    """What fails again and again fills no log."""
+    agent = node.begin()
+    node.datapath.broken = {"read", "install"}
+    del node.kernel.sets[INTERNET]
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(50):
+            agent._check_at = agent._settle_at = agent._mend_at = 0.0
+            agent.tick()
+            agent.view()
+    assert len(logs) <= 4
+
+
+def test_totals_remember_when_they_began(node: Node) -> None:
+    """The start of accounting survives restarts, and is new when the totals are."""
+    began = node.begin().view().accounting_start
+    assert node.begin().view().accounting_start == began
+    (node.folder / "state" / "netacct.db").unlink()
+    anew = node.begin().view().accounting_start
+    assert began is not None
+    assert anew is not None
+    assert began < anew <= time.time()
+
+
+def test_books_ahead_of_the_kernel_are_not_resumed(node: Node) -> None:
+    """Where counters are lower than stored, totals begin anew, with the pods that the sources name."""
+    agent = node.begin({A: "a"})
+    node.count(A, 1000)
+    agent.stop()
+    node.kernel.sets[INTERNET].counts[A] = node.kernel.sets[INTERNET].counts[A]._replace(bytes=10)
+    agent = node.begin({A: "a"})
+    node.count(A, 5)
+    agent.stop()
+    assert node.sent() == {"a": 5}
+
+
+def test_rules_that_somebody_removed_stay_removed_over_a_reload(node: Node) -> None:
+    """After `rules remove`, a reload leaves the agent paused; switching `enabled` off and on again does not."""
+    agent = node.begin()
+    agent.pause()
+    agent.reconfigure(node.configure(metrics={"pods": False}), node.policy)
+    assert (agent.paused, node.kernel.sets) == (True, {})
+    agent.reconfigure(node.configure(enabled=False), node.policy)
+    with pytest.raises(NetacctError, match="enabled is false"):
+        agent.apply()
+    agent.reconfigure(node.configure(), node.policy)
+    assert not agent.paused
+    assert INTERNET in node.kernel.sets
+
+
+def test_a_removal_that_fails_is_tried_again(node: Node) -> None:
+    """`enabled: false` while the kernel refuses: rules are removed later, with their last bytes booked."""
+    agent = node.begin({A: "a"})
+    node.datapath.broken = {"remove"}
+    agent.reconfigure(node.configure(enabled=False), node.policy)
+    node.count(A, 100)
+    assert INTERNET in node.kernel.sets
+    node.datapath.broken = set()
+    agent._mend_at = 0.0
+    agent.tick()
+    assert node.kernel.sets == {}
+    assert node.sent() == {"a": 100}
+    assert agent.due() > clock.now() + 4
+
+
+def test_bytes_after_a_pause_are_not_those_of_pods_that_ended_in_it(node: Node) -> None:
+    """What is counted after a pause belongs to who holds the address then, without ambiguity."""
+    agent = node.begin({A: "a"})
+    agent.pause()
+    agent.observe([pods({A: "b"})])
+    agent.resume()
+    node.count(A, 9)
+    agent.stop()
+    assert node.sent() == {"b": 9}
+    assert node.books.ledger.ambiguous_bytes == 0
+
+
+def test_a_scrape_sees_the_difference_and_the_next_tick_mends(node: Node) -> None:
+    """A scrape never repairs, because that may wait for a lock; it says that rules are out of sync."""
+    agent = node.begin()
+    node.kernel.flush(INTERNET)
+    agent._check_at = 0.0
+    assert agent.view().rules_in_sync is False
+    assert "install" not in node.calls
+    agent.tick()
+    view = agent.view()
+    assert (view.rules_in_sync, view.rule_repairs) == (True, 1)
+
+
+def test_a_reload_that_cannot_set_marks_changes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where marks are asked for and somebody else has the bits, the configuration of before stays whole."""
+    agent = node.begin()
+
+    def refuse(*_: object) -> None:
+        raise DatapathError("marks.mode is on, but a rule sets bits of the mask")
+
+    monkeypatch.setattr(marking, "decide", refuse)
+    before = agent._config
+    with pytest.raises(DatapathError):
+        agent.reconfigure(node.configure(local_ranges=["10.9.0.0/28"]), node.policy)
+    assert agent._config is before
+
+
+def service(node: Node, agent: Agent) -> Service:
+    """A service whose worker is this test."""
+    made = Service(lambda: node.config)
+    made._agent = agent
+    return made
+
+
+def test_a_scrape_that_nobody_waits_for_is_left_alone(node: Node) -> None:
+    """A scrape that was answered from the last reading meanwhile takes no reading, and counts nothing as shown."""
+    worker = service(node, node.begin())
+    late, timely = Scrape(clock.now() - 1), Scrape(clock.now() + 10)
+    worker._handle(late)
+    worker._handle(timely)
+    assert late.reply.empty()
+    assert timely.reply.get_nowait()
+
+
+def test_a_busy_worker_costs_a_scrape_its_patience_only(node: Node) -> None:
+    """While the worker has no time, a scrape gets the last view, with its age, when its patience ends."""
+    agent = node.begin()
+    worker = service(node, agent)
+    with pytest.raises(NetacctError, match="no earlier reading"):
+        worker._view(0.01)
+    agent.view()
+    stale = worker._view(0.01)
+    assert stale.reading_age_seconds is not None
+    assert stale.reading_age_seconds >= 0.0
+
+
+def test_what_nobody_foresaw_is_survived_with_a_pause(node: Node) -> None:
+    """A step that raises what it never should is logged once, and the worker leaves its own work alone for seconds."""
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    worker = service(node, node.begin())
+    with structlog.testing.capture_logs() as logs:
+        worker._survive("tick", fail)
+        worker._survive("tick", fail)
+    assert len(logs) == 1
+    assert worker._due() > clock.now() + 3
