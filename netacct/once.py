@@ -15,9 +15,12 @@ from netacct.kernel.base import Datapath
 
 
 def make_datapath(config: Config) -> Datapath:
-    """The datapath that the configuration names. `auto` is iptables, the only one of this version."""
-    del config
-    from netacct.kernel.iptables import IptablesDatapath  # noqa: PLC0415 -- commands without a kernel shall not pay
+    """The datapath that the configuration names. `auto` is iptables in this version."""
+    if config.datapath == "nftables":
+        from netacct.kernel.nftables import NftablesDatapath  # noqa: PLC0415 -- commands without a kernel shall not pay
+
+        return NftablesDatapath()
+    from netacct.kernel.iptables import IptablesDatapath  # noqa: PLC0415 -- as above
 
     return IptablesDatapath()
 

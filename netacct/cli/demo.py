@@ -19,7 +19,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "Exit code 0 only when every series is exact.",
     )
     parser.add_argument("--keep", action="store_true", help="leave it running with a little traffic, until Ctrl-C")
-    parser.add_argument("--datapath", choices=("auto", "iptables"), default="auto", help="which one to show")
+    parser.add_argument("--datapath", choices=("auto", "iptables", "nftables"), default="auto", help="which one to show")
     output.add_format(parser)
     parser.set_defaults(run=run)
 

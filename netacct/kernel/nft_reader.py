@@ -164,11 +164,15 @@ class NftReader:
         return answers[0]
 
     def _dump(self, kind: int, family: Family, body: bytes) -> list[memoryview]:
-        return self._netlink.dump(SUBSYSTEM << 8 | kind, NFPROTO[family], body)
+        """What a dump finds; nothing where there is no table."""
+        return self._found(kind, family, body) or []
 
     def _dump_set(self, family: Family, name: str) -> list[memoryview] | None:
+        return self._found(nft.GET_ELEMENTS, family, _OF_TABLE + attribute(nft.ELEMENTS_SET, text(name)))
+
+    def _found(self, kind: int, family: Family, body: bytes) -> list[memoryview] | None:
         try:
-            return self._dump(nft.GET_ELEMENTS, family, _OF_TABLE + attribute(nft.ELEMENTS_SET, text(name)))
+            return self._netlink.dump(SUBSYSTEM << 8 | kind, NFPROTO[family], body)
         except NetlinkError as error:
             if error.code == errno.ENOENT:
                 return None
