@@ -8,7 +8,7 @@ CIDRs become a tree of comparisons (`classify.tree`), many become maps that lead
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -277,19 +277,21 @@ class _Family:
         everything = ipaddress.ip_network("0.0.0.0/0" if self.family.family == 4 else "::/0")
         nodes = classify.tree(self.decision.steps, self.plan.default, everything)
         head = tuple(rules(nodes))
-        tunnel, ports = self._tunnel(leg)
-        return [*made, *ports, Chain(leg.name, (*tunnel, *head))]
-
-    def _tunnel(self, leg: _Leg) -> tuple[list[Rule], list[Chain]]:
-        """The rules by which the host's own packets are encapsulation, and the chain of ports that they jump to."""
         if leg.scope is not Scope.HOST:
-            return [], []
+            return [*made, Chain(leg.name, head)]
+        return [*made, *self._tunnel(leg, head)]
+
+    def _tunnel(self, leg: _Leg, head: tuple[Rule, ...]) -> list[Chain]:
+        """What comes before the class of the host's own packets: whether they are encapsulation."""
         tunnel, target = self.plan.tunnel, Goto(f"{leg.name}-{TUNNEL}")
+        classes = Chain(f"{leg.name}.class", head)
         rules: list[Rule] = [(Protocol(number), target) for number in tunnel.protocols]
         if not tunnel.udp:
-            return rules, []
-        ports = Chain(f"{leg.name}.udp", tuple((UdpPort(port), target) for port in tunnel.udp))
-        return [(Protocol(_UDP), Jump(ports.name)), *rules], [ports]
+            return [classes, Chain(leg.name, (*rules, (Goto(classes.name),)))]
+        ports = [(UdpPort(port), target) for port in tunnel.udp]
+        # goes on from there, and does not come back: a class chain that was gone to would come back with it
+        udp = Chain(f"{leg.name}.udp", (*ports, (Goto(classes.name),)))
+        return [classes, udp, Chain(leg.name, ((Protocol(_UDP), Goto(udp.name)), *rules, (Goto(classes.name),)))]
 
     def _guard(self) -> list[Rule]:
         """Where host transmit begins: packets that merely carry a pod's address leave here, uncounted."""
@@ -343,8 +345,3 @@ class _Family:
 
 def _within(side: Side, network: Network | None) -> tuple[Prefix, ...]:
     return () if network is None else (Prefix(side, network),)
-
-
-def names(chains: Sequence[Chain]) -> list[str]:
-    """The names of chains."""
-    return [chain.name for chain in chains]
