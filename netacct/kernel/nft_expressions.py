@@ -26,6 +26,7 @@ _MARK, _IN, _OUT, _PROTOCOL = 3, 4, 5, 16  # NFT_META_*
 _LOOPBACK = 1  # the index of lo in every network namespace (LOOPBACK_IFINDEX)
 _DESTINATION_PORT = 2
 _OFFSETS: dict[Family, dict[str, int]] = {4: {"src": 12, "dst": 16}, 6: {"src": 8, "dst": 24}}
+_DYNSET_EXPRESSION = 7
 _WORD = 32
 _WHOLE_WORD = 0xFFFFFFFF
 _NO_REGISTER = attribute(1, u32(0))  # NFT_REG_VERDICT
@@ -165,7 +166,7 @@ def _lookup(name: str, *verdict_register: bytes) -> bytes:
 
 def _add(name: str) -> bytes:
     operation, key = attribute(3, u32(0)), attribute(4, u32(1))  # NFT_DYNSET_OP_ADD
-    return expression("dynset", attribute(1, text(name)), operation, key, nested(7, counter()))
+    return expression("dynset", attribute(1, text(name)), operation, key, nested(_DYNSET_EXPRESSION, counter()))
 
 
 def _go(code: int, chain: str = "") -> bytes:
@@ -192,6 +193,8 @@ def _contained(wanted: memoryview, found: memoryview) -> bool:
         length, kind = _ATTRIBUTE.unpack_from(wanted, offset)
         value = wanted[offset + _ATTRIBUTE.size : offset + length]
         other = present.get(kind & NLA_TYPE_MASK)
+        if other is None and kind == _DYNSET_EXPRESSION | NLA_F_NESTED:
+            other = value  # not shown where the set itself says that its elements count
         if other is None or not (_contained(value, other) if kind & NLA_F_NESTED else value == other):
             return False
         offset += (length + 3) & ~3

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import nftlab
 import pytest
 import support
 from support import OTHER_POD, POD, counted, epochs, key, plan, rx, tx
@@ -18,6 +19,7 @@ from netacct.kernel.base import Datapath
 from netacct.kernel.counters import set_names
 from netacct.kernel.fake import FakeDatapath, FakeKernel
 from netacct.kernel.iptables import IptablesDatapath
+from netacct.kernel.nftables import NftablesDatapath
 from netacct.kernel.setmaker import key_of
 from netacct.model import WHOLE, Address, CounterKey, Direction, Scope, Snapshot, pack, unpack
 
@@ -88,6 +90,28 @@ class IptablesLab:
         return name
 
 
+@dataclass
+class NftablesLab:
+    """The real kernel, in the thread's namespace. A new agent finds tables whose owner has gone, as after a restart."""
+
+    made: list[NftablesDatapath]
+
+    def agent(self) -> Datapath:
+        """See `Lab`."""
+        for earlier in self.made:
+            earlier.release()
+        self.made.append(NftablesDatapath())
+        return self.made[-1]
+
+    def count(self, one: CounterKey, ip: Address, octets: int, packets: int) -> None:
+        """See `Lab`."""
+        nftlab.set_count(self.made[-1], one, ip, octets, packets)
+
+    def flush(self, one: CounterKey) -> None:
+        """See `Lab`."""
+        nftlab.flush(self.made[-1], one)
+
+
 @pytest.fixture
 def fake_lab() -> Lab:
     """The fake."""
@@ -104,7 +128,24 @@ def iptables_lab(netns: support.Netns) -> Iterator[Lab]:
         made.close()
 
 
-@pytest.fixture(params=["fake_lab", pytest.param("iptables_lab", marks=pytest.mark.kernel)], ids=["fake", "iptables"])
+@pytest.fixture
+def nftables_lab(netns: support.Netns) -> Iterator[Lab]:
+    """The nftables datapath, in a namespace of the test's own."""
+    assert netns.sh("nft list tables") == ""
+    lab = NftablesLab([])
+    yield lab
+    for made in lab.made:
+        made.close()
+
+
+@pytest.fixture(
+    params=[
+        "fake_lab",
+        pytest.param("iptables_lab", marks=pytest.mark.kernel),
+        pytest.param("nftables_lab", marks=pytest.mark.kernel),
+    ],
+    ids=["fake", "iptables", "nftables"],
+)
 def lab(request: pytest.FixtureRequest) -> Lab:
     """Each of the labs."""
     found: Lab = request.getfixturevalue(request.param)
