@@ -3,11 +3,14 @@
 A policy decides under which name a byte is booked, for months, on a whole fleet. So nothing here is repaired or
 guessed: host bits, a CIDR in two classes, a misspelt key or a class without CIDRs end in a ConfigError that names file,
 line, key, what was found and what is allowed. docs/policies.md is the reference for users.
+
+Of one CIDR that several places name, the most deliberate one wins: what the user wrote, then the clouds' lists (the one
+selected more narrowly first, because each cloud lists the prefixes of a service once more under all of its own), then
+the built-in lists.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.resources
 import ipaddress
@@ -18,8 +21,11 @@ from pathlib import PurePath
 
 from netacct import yamlfile
 from netacct.errors import ConfigError
+from netacct.list_files import ListFiles
 from netacct.model import TUNNEL, Network
 from netacct.policy import MAY_BE_EMPTY, MarkTable, Policy, Prefix, TrafficClass, Tunnel, sort_key
+from netacct.policy_claims import listed, origin, selections
+from netacct.policy_lists import Selection, nearest
 from netacct.yamlfile import Node
 
 BUILTIN: Mapping[str, tuple[str, ...]] = {
@@ -58,15 +64,15 @@ _NEVER_TUNNEL = {1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6"}
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
 
-def load(name_or_path: str) -> Policy:
+def load(name_or_path: str, files: ListFiles | None = None) -> Policy:
     """The policy of that name or in that file.
 
     What has a slash in it, or ends in .yaml, .yml or .json, is a path; anything else is the name of a shipped policy.
+    `files` reads the lists that it names; by default straight from their files.
     Raises ConfigError for an unknown name, for a file that cannot be read, and for everything wrong in it.
     """
-    suffix = PurePath(name_or_path).suffix
-    if "/" in name_or_path or suffix in {".yaml", ".yml", ".json"}:
-        return from_document(yamlfile.load(name_or_path), PurePath(name_or_path).stem)
+    if is_path(name_or_path):
+        return from_document(yamlfile.load(name_or_path), PurePath(name_or_path).stem, files)
     folder = importlib.resources.files("netacct") / "policies"
     file = folder / f"{name_or_path}.yaml"
     if not _SHIPPED.fullmatch(name_or_path) or not file.is_file():
@@ -77,14 +83,19 @@ def load(name_or_path: str) -> Policy:
     return from_document(yamlfile.parse(file.read_bytes(), str(file)), name_or_path)
 
 
+def is_path(name_or_path: str) -> bool:
+    """Whether this is the path of a policy, and no shipped policy's name."""
+    return "/" in name_or_path or PurePath(name_or_path).suffix in {".yaml", ".yml", ".json"}
+
+
 def shipped() -> tuple[str, ...]:
     """The names of the policies that come with the program, sorted."""
     folder = importlib.resources.files("netacct") / "policies"
     return tuple(sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")))
 
 
-def from_document(document: Node, name: str) -> Policy:
-    """The policy that a document describes. Raises ConfigError for everything wrong in it."""
+def from_document(document: Node, name: str, files: ListFiles | None = None) -> Policy:
+    """The policy that a document describes; `files` as for `load`. Raises ConfigError for everything wrong in it."""
     if document.value is None:
         raise document.error("the file is empty", "a mapping with the key classes")
     keys = document.mapping(("classes", "default", "tunnel", "marks"))
@@ -96,7 +107,7 @@ def from_document(document: Node, name: str) -> Policy:
     for entry, node in entries.items():
         _check_name(entry, node)
     default = _default(keys.get("default"), tuple(entries))
-    prefixes = _prefixes(entries, default)
+    prefixes = _prefixes(entries, default, files or ListFiles())
     names = tuple(dict.fromkeys((*entries, *MAY_BE_EMPTY, default)))
     classes = tuple(_traffic_class(item, entries.get(item)) for item in names)
     tunnel = _tunnel(keys["tunnel"]) if "tunnel" in keys else Tunnel()
@@ -110,7 +121,7 @@ def from_document(document: Node, name: str) -> Policy:
         default=default,
         tunnel=tunnel,
         marks=marks,
-        default_origin=_origin(keys["default"]) if "default" in keys else "",
+        default_origin=origin(keys["default"]) if "default" in keys else "",
     )
 
 
@@ -145,32 +156,38 @@ def _traffic_class(name: str, node: Node | None) -> TrafficClass:
     return TrafficClass(name, **places)
 
 
-def _prefixes(entries: Mapping[str, Node], default: str) -> tuple[Prefix, ...]:
+def _prefixes(entries: Mapping[str, Node], default: str, files: ListFiles) -> tuple[Prefix, ...]:
     written: dict[Network, tuple[str, Node]] = {}
-    lists: dict[str, tuple[str, Node]] = {}
+    builtin: dict[str, tuple[str, Node]] = {}
+    chosen: list[tuple[str, Selection]] = []
     for name, node in entries.items():
-        keys = node.mapping(("cidrs", "builtin", "zone", "region"))
+        keys = node.mapping(("cidrs", "builtin", "list", "zone", "region"))
         items = keys["cidrs"].sequence() if "cidrs" in keys else ()
         for item in items:
             _claim(written, _network(item), name, item)
         if "builtin" in keys:
             word = keys["builtin"].choice(tuple(BUILTIN))
-            if word in lists:
-                owner, first = lists[word]
+            if word in builtin:
+                owner, first = builtin[word]
                 raise keys["builtin"].error(
                     f"the list {word!r} is in class {owner!r} already, line {first.line}", "each list once"
                 )
-            lists[word] = (name, keys["builtin"])
-        elif not items and name not in MAY_BE_EMPTY and name != default:
+            builtin[word] = (name, keys["builtin"])
+        if "list" in keys:
+            chosen += ((name, selection) for selection in selections(keys["list"]))
+        elif not items and "builtin" not in keys and name not in MAY_BE_EMPTY and name != default:
             allowed = (
-                f"cidrs, or builtin: {', '.join(BUILTIN)}; only {', '.join(MAY_BE_EMPTY)} and the default may be empty"
+                f"cidrs, a list, or builtin: {', '.join(BUILTIN)}; "
+                f"only {', '.join(MAY_BE_EMPTY)} and the default may be empty"
             )
             raise node.error(f"class {name!r} is empty", allowed)
-    found = {net: Prefix(net, name, _origin(node)) for net, (name, node) in written.items()}
-    for word, (name, node) in lists.items():
+    found = {net: Prefix(net, name, origin(node)) for net, (name, node) in written.items()}
+    for net, claim in listed(chosen, files, written):
+        found[net] = Prefix(net, claim.traffic, claim.origin)
+    for word, (name, node) in builtin.items():
         for net in map(ipaddress.ip_network, BUILTIN[word]):
             # What the user wrote beats the list: private, unless configured otherwise.
-            found.setdefault(net, Prefix(net, name, f"{_origin(node)} (built-in {word})"))
+            found.setdefault(net, Prefix(net, name, f"{origin(node)} (built-in {word})"))
     return tuple(found[net] for net in sorted(found, key=sort_key))
 
 
@@ -255,10 +272,6 @@ def _meaning(
     return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:12]
 
 
-def _origin(node: Node) -> str:
-    return f"{PurePath(node.file).name}:{node.line}"
-
-
 def _did_you_mean(word: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
+    near = nearest(word, known, 0.6)
     return f", did you mean {near[0]!r}?" if near else ""
