@@ -24,10 +24,11 @@ import bench_packet
 import bench_read
 import bench_report
 import bench_running
-from bench_stats import LEAST_SAMPLES, Figure
+from bench_stats import Figure
 
 PARTS = ("packet", "read", "scrape", "memory", "start")
 RESULTS = Path(__file__).parent / "results"
+CHECK_ROUNDS = 9
 EX_NOPERM = 77
 
 
@@ -44,8 +45,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.rounds < 1 or options.scrapes < 1:
         parser.error("--rounds and --scrapes are at least 1")
-    if options.check and options.rounds < LEAST_SAMPLES:
-        parser.error(f"--check needs {LEAST_SAMPLES} rounds or more: fewer give no 95 % interval")
+    if options.check and options.rounds < CHECK_ROUNDS:
+        parser.error(f"--check needs {CHECK_ROUNDS} rounds or more: the intervals of fewer say little")
     return options
 
 
