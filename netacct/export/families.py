@@ -71,6 +71,17 @@ TRAFFIC: dict[tuple[Level, Direction, Quantity], Family] = {
 }
 """The accounting itself. The order is the order on the page."""
 
+RDMA: dict[Direction, Family] = {
+    direction: Family(
+        f"netacct_rdma_{direction}_bytes_total",
+        "counter",
+        f"Bytes that an RDMA adapter's port {verb}, by its own count; includes IP over InfiniBand.",
+        ("device", "port"),
+        "bytes",
+    )
+    for direction, verb in ((Direction.RECEIVE, "received"), (Direction.TRANSMIT, "sent"))
+}
+
 POD_INFO = Family(
     "netacct_pod_info",
     "info",
@@ -159,6 +170,7 @@ COLLECTOR_DURATION = Family(
 
 ALL: tuple[Family, ...] = (
     *TRAFFIC.values(),
+    *RDMA.values(),
     POD_INFO,
     BUILD_INFO,
     POLICY_INFO,

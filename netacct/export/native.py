@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -23,6 +23,9 @@ from netacct.model import Count, Direction, Level, Pod, SeriesKey
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Ports: TypeAlias = Callable[[], Sequence[tuple[str, str, Direction, int]]]
+"""Gives what RDMA adapters count: device, port, direction, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class NetacctCollector(Collector):
         process: gives the process_* metrics of this process.
         log: called with an event and fields when a part fails.
         clock: seconds, for the duration of each part.
+        ports: gives the RDMA counters; asked at each scrape.
     """
 
     def __init__(
@@ -113,11 +117,13 @@ class NetacctCollector(Collector):
         process: Collector | None = None,
         log: Log = no_log,
         clock: Callable[[], float] = time.perf_counter,
+        ports: Ports | None = None,
     ) -> None:
         self._view = view
         self._process = process
         self._log = log
         self._clock = clock
+        self._ports = ports
 
     def describe(self) -> Iterable[Metric]:
         """Every family without samples; the registry needs them for `name[]` and to find duplicates."""
@@ -132,6 +138,8 @@ class NetacctCollector(Collector):
             yield from self._part(done, "pods", pod_metrics, view) or ()
             yield from self._part(done, "agent", agent_metrics, view) or ()
             done = {**view.collectors, **done}
+        if self._ports is not None:
+            yield from self._part(done, "rdma", rdma_metrics, self._ports) or ()
         if self._process is not None:
             yield from self._part(done, "process", _materialised, self._process) or ()
         yield families.COLLECTOR_SUCCESS.metric(((name,), float(part.ok)) for name, part in done.items())
@@ -151,7 +159,9 @@ class NetacctCollector(Collector):
         return result
 
 
-def registries(view: Callable[[float], View], log: Log = no_log) -> Callable[[float], CollectorRegistry]:
+def registries(
+    view: Callable[[float], View], log: Log = no_log, ports: Ports | None = None
+) -> Callable[[float], CollectorRegistry]:
     """What the server asks at each scrape: a registry of its own, whose View must be there within so many seconds.
 
     One registry for each scrape, because prometheus_client has no other way to hand a deadline to a collector.
@@ -161,7 +171,7 @@ def registries(view: Callable[[float], View], log: Log = no_log) -> Callable[[fl
 
     def registry(seconds: float) -> CollectorRegistry:
         made = CollectorRegistry(auto_describe=False)
-        made.register(NetacctCollector(lambda: view(seconds), process, sparing))
+        made.register(NetacctCollector(lambda: view(seconds), process, sparing, ports=ports))
         return made
 
     return registry
@@ -184,6 +194,14 @@ def traffic_metrics(view: View) -> Sequence[Metric]:
         index = Count._fields.index(quantity)
         metrics.append(family.metric((values, count[index]) for values, count in group))
     return metrics
+
+
+def rdma_metrics(ports: Ports) -> Sequence[Metric]:
+    """What RDMA adapters count; nothing where there are none."""
+    rows: dict[Direction, list[tuple[tuple[str, ...], float]]] = {}
+    for device, port, direction, count in ports():
+        rows.setdefault(direction, []).append(((_text(device), _text(port)), count))
+    return [family.metric(rows[direction]) for direction, family in families.RDMA.items() if direction in rows]
 
 
 def pod_metrics(view: View) -> Sequence[Metric]:

@@ -67,10 +67,15 @@ def page_view() -> View:
     )
 
 
+def ports() -> list[tuple[str, str, Direction, int]]:
+    """One RDMA adapter with one port."""
+    return [("mlx5_0", "1", Direction.RECEIVE, 40_000_000), ("mlx5_0", "1", Direction.TRANSMIT, 12_000)]
+
+
 def page(accept: str) -> bytes:
     """The page of `page_view`, on a clock that stands still."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NetacctCollector(page_view, clock=lambda: 0.0))
+    registry.register(NetacctCollector(page_view, clock=lambda: 0.0, ports=ports))
     return encode(registry, accept)[0]
 
 
@@ -109,7 +114,7 @@ def test_both_formats_say_the_same() -> None:
 def test_promtool_has_no_complaint() -> None:
     """`promtool check metrics` finds nothing on the page, the process metrics of a live agent included."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NetacctCollector(page_view, ProcessCollector(registry=None)))
+    registry.register(NetacctCollector(page_view, ProcessCollector(registry=None), ports=ports))
     checked = subprocess.run(
         [promtool(), "check", "metrics"], input=encode(registry, "")[0], capture_output=True, timeout=60, check=False
     )
