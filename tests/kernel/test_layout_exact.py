@@ -9,19 +9,35 @@ import ipaddress
 import os
 import re
 import shutil
-import socket
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
+from flows import (
+    FLOWS,
+    HEADERS,
+    MARKS,
+    OWN,
+    POLICY,
+    PORT,
+    REPLY,
+    REQUEST,
+    REQUESTS,
+    VXLAN,
+    Flow,
+    dnat,
+    listener,
+    nat,
+    talk,
+)
 from lab import ADDRESSES, PODS, Lab, counters, topology
 
 from netacct.kernel import layout as xt
 from netacct.kernel import render
 from netacct.kernel.plan import Plan, build
 from netacct.model import Family, pack
-from netacct.policy import MarkTable, Policy, Prefix, TrafficClass
+from netacct.policy import MarkTable, Prefix, TrafficClass
 
 TOOLS = (
     "ip",
@@ -38,35 +54,7 @@ pytestmark = [
     pytest.mark.skipif(any(shutil.which(tool) is None for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"),
 ]
 
-CIDRS = {
-    "10.244.0.0/16": "pod", "192.168.50.0/24": "node", "10.96.0.0/12": "service", "10.0.0.0/8": "private",
-    "172.16.0.0/12": "private", "192.168.0.0/16": "private", "fd00:10:244::/48": "pod", "fd00:50::/64": "node",
-    "fd00:10:96::/112": "service", "fc00::/7": "private", "fe80::/10": "private", "ff00::/8": "private",
-}  # fmt: skip
-
-POLICY = Policy(
-    "lab",
-    "lab.yaml",
-    "0",
-    tuple(TrafficClass(name) for name in ("pod", "node", "service", "private", "internet")),
-    tuple(Prefix(ipaddress.ip_network(cidr), traffic, "lab") for cidr, traffic in CIDRS.items()),
-    "internet",
-)
-
-OWN = [pack(ADDRESSES[family][name]) for family in (4, 6) for name in ("node", "gateway")]
-
-MARKS = MarkTable(0x1F, {"pod": 1, "node": 2, "service": 3, "private": 4, "internet": 5})
-
 EPOCH = 4711
-
-PORT = 9000
-
-REQUESTS, REQUEST, REPLY = 3, 100, 40
-"""Datagrams each way, and how long their payloads are."""
-
-HEADERS: dict[Family, int] = {4: 28, 6: 48}
-VXLAN = 50
-"""Outer IPv4, UDP, VXLAN and inner Ethernet header."""
 
 
 def _plan(*local: str, marks: MarkTable | None = None, capacity: int = 16384) -> Plan:
@@ -100,78 +88,6 @@ def lab_node(lab_world: Lab) -> Iterator[Lab]:
             for option in ("-F", "-X"):
                 lab_world.run("node", tool, "-t", table, option)
     lab_world.run("node", "ipset", "destroy")
-
-
-@dataclass(frozen=True)
-class Flow:
-    """A conversation, and where its requests and replies must be counted.
-
-    client, server: a namespace and the name of an address in it. to: the address the client sends to.
-    request, reply: counters as `SET ELEMENT`, with an address name for ELEMENT; host counters as `SET` alone.
-    tunnelled: it also crosses the VXLAN, whose outer packets are IPv4.
-    """
-
-    name: str
-    client: tuple[str, str]
-    server: tuple[str, str]
-    request: tuple[str, ...]
-    reply: tuple[str, ...]
-    to: str = ""
-    tunnelled: bool = False
-    dnat: str = ""
-
-
-FLOWS = (
-    Flow("pod to local pod", ("poda", "poda"), ("podb", "podb"),
-         ("tx-pod poda", "rx-pod podb"), ("tx-pod podb", "rx-pod poda")),
-    Flow("pod to remote pod", ("poda", "poda"), ("far", "remotepod"), ("tx-pod poda",), ("rx-pod poda",)),
-    Flow("remote pod to pod", ("far", "remotepod"), ("podb", "podb"), ("rx-pod podb",), ("tx-pod podb",)),
-    Flow("pod to node", ("poda", "poda"), ("node", "node"),
-         ("tx-node poda", "hi-pod"), ("rx-node poda", "ho-pod")),
-    Flow("pod to gateway in the local range", ("poda", "poda"), ("node", "gateway"),
-         ("tx-node poda", "hi-pod"), ("rx-node poda", "ho-pod")),
-    Flow("node to pod", ("node", "node"), ("podb", "podb"),
-         ("ho-pod", "rx-node podb"), ("tx-node podb", "hi-pod")),
-    Flow("gateway to pod", ("node", "gateway"), ("podb", "podb"),
-         ("ho-pod", "rx-node podb"), ("tx-node podb", "hi-pod")),
-    Flow("gateway to internet", ("node", "gateway"), ("far", "internet"), ("ho-internet",), ("hi-internet",)),
-    Flow("pod to internet", ("poda", "poda"), ("far", "internet"), ("tx-internet poda",), ("rx-internet poda",)),
-    Flow("internet to pod", ("far", "internet"), ("podb", "podb"), ("rx-internet podb",), ("tx-internet podb",)),
-    Flow("pod to private", ("poda", "poda"), ("far", "private"), ("tx-private poda",), ("rx-private poda",)),
-    Flow("pod to other node", ("poda", "poda"), ("far", "othernode"), ("tx-node poda",), ("rx-node poda",)),
-    Flow("host to internet", ("node", "node"), ("far", "internet"), ("ho-internet",), ("hi-internet",)),
-    Flow("internet to host", ("far", "internet"), ("node", "node"), ("hi-internet",), ("ho-internet",)),
-    Flow("host to private", ("node", "node"), ("far", "private"), ("ho-private",), ("hi-private",)),
-    Flow("host to other node", ("node", "node"), ("far", "othernode"), ("ho-node",), ("hi-node",)),
-    Flow("host to itself", ("node", "node"), ("node", "gateway"), (), ()),
-    Flow("pod to ClusterIP, local backend", ("poda", "poda"), ("podb", "podb"), to="service", dnat="podb",
-         request=("tx-pod poda", "rx-pod podb"), reply=("tx-pod podb", "rx-pod poda")),
-    Flow("pod to ClusterIP, internet backend", ("poda", "poda"), ("far", "internet"), to="service", dnat="internet",
-         request=("tx-internet poda",), reply=("rx-internet poda",)),
-    Flow("host to ClusterIP, local backend", ("node", "node"), ("podb", "podb"), to="service", dnat="podb",
-         request=("ho-service", "rx-node podb"), reply=("tx-node podb", "hi-pod")),
-    Flow("pod through the VXLAN", ("poda", "poda"), ("far", "vxlanpod"), tunnelled=True,
-         request=("tx-pod poda",), reply=("rx-pod poda",)),
-)  # fmt: skip
-
-
-def _listener(lab: Lab, family: Family, end: tuple[str, str], port: int = PORT) -> socket.socket:
-    return lab.socket(end[0], family, ADDRESSES[family][end[1]], port)
-
-
-def _talk(lab: Lab, family: Family, flow: Flow, to: str = "", port: int = PORT) -> set[str]:
-    """Send the requests and answer each; the addresses from which the server saw them come."""
-    seen = set()
-    with _listener(lab, family, flow.client, 0) as client, _listener(lab, family, flow.server) as server:
-        target = to or ADDRESSES[family][flow.to or flow.server[1]]
-        for _ in range(REQUESTS):
-            client.sendto(b"q" * REQUEST, (target, port))
-            data, sender = server.recvfrom(2048)
-            assert len(data) == REQUEST
-            seen.add(sender[0])
-            server.sendto(b"r" * REPLY, sender)
-            assert len(client.recv(2048)) == REPLY
-    return seen
 
 
 def _expect(family: Family, flow: Flow) -> dict[str, dict[str, tuple[int, int]]]:
@@ -211,27 +127,14 @@ def _counted(lab: Lab) -> dict[str, dict[str, tuple[int, int]]]:
 _SENTINELS = {str(ipaddress.ip_address(packed)) for packed in xt.SENTINEL.values()}
 
 
-def _nat(lab: Lab, family: Family, *rules: str) -> None:
-    tool = "iptables-legacy" if family == 4 else "ip6tables-legacy"
-    for rule in rules:
-        lab.run("node", tool, "-w", "-t", "nat", *rule.split())
-
-
-def _dnat(lab: Lab, family: Family, backend: str) -> None:
-    ip = ADDRESSES[family][backend]
-    target = f"{ip}:{PORT}" if family == 4 else f"[{ip}]:{PORT}"
-    service = ADDRESSES[family]["service"]
-    _nat(lab, family, *(f"-A {hook} -d {service} -p udp -j DNAT --to {target}" for hook in ("PREROUTING", "OUTPUT")))
-
-
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
 def test_a_conversation_is_counted_to_the_byte(lab_node: Lab, flow: Flow, family: Family) -> None:
     """Each row of the table of hooks: these counters have exactly these bytes and packets, and no other has any."""
     _apply(lab_node, _plan())
     if flow.dnat:
-        _dnat(lab_node, family, flow.dnat)
-    _talk(lab_node, family, flow)
+        dnat(lab_node, family, flow.dnat)
+    talk(lab_node, family, flow)
     assert _counted(lab_node) == _expect(family, flow)
 
 
@@ -239,7 +142,7 @@ def test_a_conversation_is_counted_to_the_byte(lab_node: Lab, flow: Flow, family
 def test_the_battery_is_exact_with_conntrack_and_marks_too(lab_node: Lab, family: Family) -> None:
     """All conversations one after the other, with NAT in place and marks set, add up to the byte."""
     _apply(lab_node, _plan(marks=MARKS))
-    _nat(
+    nat(
         lab_node, family, f"-A POSTROUTING -s {PODS[family]} -o up0 ! -d {ADDRESSES[family]['remotepod']} -j MASQUERADE"
     )
     total: dict[str, dict[str, tuple[int, int]]] = {}
@@ -247,7 +150,7 @@ def test_the_battery_is_exact_with_conntrack_and_marks_too(lab_node: Lab, family
         # A masqueraded pod still has its own address where we count; a client from outside is not masqueraded.
         if flow.dnat:
             continue
-        _talk(lab_node, family, flow)
+        talk(lab_node, family, flow)
         for name, elements in _expect(family, flow).items():
             for element, (packets, octets) in elements.items():
                 before = total.setdefault(name, {}).get(element, (0, 0))
@@ -259,9 +162,9 @@ def test_the_battery_is_exact_with_conntrack_and_marks_too(lab_node: Lab, family
 def test_masquerade_hides_no_pod(lab_node: Lab, family: Family) -> None:
     """The internet sees the node's address, the counters the pod's, in both directions."""
     _apply(lab_node, _plan())
-    _nat(lab_node, family, f"-A POSTROUTING -s {PODS[family]} -o up0 -j MASQUERADE")
+    nat(lab_node, family, f"-A POSTROUTING -s {PODS[family]} -o up0 -j MASQUERADE")
     flow = next(flow for flow in FLOWS if flow.name == "pod to internet")
-    assert _talk(lab_node, family, flow) == {ADDRESSES[family]["node"]}
+    assert talk(lab_node, family, flow) == {ADDRESSES[family]["node"]}
     assert _counted(lab_node) == _expect(family, flow)
 
 
@@ -269,12 +172,12 @@ def test_masquerade_hides_no_pod(lab_node: Lab, family: Family) -> None:
 def test_a_hairpin_is_one_transmit_and_one_receive(lab_node: Lab, family: Family) -> None:
     """A pod that reaches itself by its service transmits and receives each packet once, in class `pod`."""
     _apply(lab_node, _plan())
-    _dnat(lab_node, family, "poda")
+    dnat(lab_node, family, "poda")
     pod, gateway = ADDRESSES[family]["poda"], ADDRESSES[family]["gateway"]
-    _nat(lab_node, family, f"-A POSTROUTING -s {pod} -d {pod} -j MASQUERADE")
+    nat(lab_node, family, f"-A POSTROUTING -s {pod} -d {pod} -j MASQUERADE")
     flow = Flow("hairpin", ("poda", "poda"), ("poda", "poda"), to="service",
                 request=("tx-pod poda", "rx-pod poda"), reply=("tx-pod poda", "rx-pod poda"))  # fmt: skip
-    assert _talk(lab_node, family, flow) == {gateway}
+    assert talk(lab_node, family, flow) == {gateway}
     both = REQUESTS * (REQUEST + REPLY + 2 * HEADERS[family])
     assert _counted(lab_node) == {f"nacc{family}-{side}-pod": {pod: (2 * REQUESTS, both)} for side in ("tx", "rx")}
 
@@ -283,14 +186,14 @@ def test_a_host_port_on_loopback_is_booked_at_the_pods_end_only(lab_node: Lab) -
     """127.0.0.1:hostPort to a pod: the pod receives from `node`; the host's request left by lo; replies come in."""
     _apply(lab_node, _plan())
     pod = ADDRESSES[4]["poda"]
-    _nat(
+    nat(
         lab_node,
         4,
         f"-A OUTPUT -d 127.0.0.1 -p udp --dport 8080 -j DNAT --to {pod}:{PORT}",
         f"-A POSTROUTING -s 127.0.0.0/8 -d {pod} -j MASQUERADE",
     )
     flow = Flow("host port", ("node", "loopback"), ("poda", "poda"), ("rx-node poda",), ("tx-node poda", "hi-pod"))
-    with lab_node.socket("node", 4, "127.0.0.1") as client, _listener(lab_node, 4, flow.server) as server:
+    with lab_node.socket("node", 4, "127.0.0.1") as client, listener(lab_node, 4, flow.server) as server:
         for _ in range(REQUESTS):
             client.sendto(b"q" * REQUEST, ("127.0.0.1", 8080))
             data, sender = server.recvfrom(2048)
@@ -304,7 +207,7 @@ def test_a_dynamic_range_counts_from_the_first_packet(lab_node: Lab, family: Fam
     """Addresses of a range that is too large to prefill are exact, the packet that made their counter included."""
     _apply(lab_node, _plan("10.244.0.0/19", "fd00:10:244:1::/64"))
     flow = FLOWS[0]
-    _talk(lab_node, family, flow)
+    talk(lab_node, family, flow)
     assert _counted(lab_node) == _expect(family, flow)
 
 
@@ -312,7 +215,7 @@ def test_a_dynamic_range_counts_from_the_first_packet(lab_node: Lab, family: Fam
 def test_what_finds_no_room_is_counted_as_rest(lab_node: Lab, family: Family) -> None:
     """With room for no new address at all, a conversation of pods is complete in the rest counters."""
     _apply(lab_node, _plan("10.244.0.0/19", "fd00:10:244:1::/64", capacity=0))
-    _talk(lab_node, family, FLOWS[0])
+    talk(lab_node, family, FLOWS[0])
     both = (2 * REQUESTS, REQUESTS * (REQUEST + REPLY + 2 * HEADERS[family]))
     assert _counted(lab_node) == {f"nacc{family}-{side}-pod-epoch1": {"*": both} for side in ("to", "ro")}
 
@@ -339,7 +242,7 @@ def test_large_classes_and_many_ranges_are_exact_by_sets(lab_node: Lab, family: 
         flow = next(flow for flow in FLOWS if flow.name == name)
         if family == 6 and name == "pod to internet":  # 2001:db8::/48 is storage here
             flow = replace(flow, request=("tx-storage poda",), reply=("rx-storage poda",))
-        _talk(lab_node, family, flow)
+        talk(lab_node, family, flow)
         wanted |= _expect(family, flow)
     assert _counted(lab_node) == wanted
 
@@ -397,7 +300,7 @@ def test_marks_carry_the_class_and_spare_foreign_bits(lab_node: Lab, family: Fam
     ):
         lab_node.run("node", tool, "-t", "mangle", *rule.split())
     for place in values:
-        _talk(lab_node, family, Flow(place, ("poda", "poda"), ("far", place), (), ()))
+        talk(lab_node, family, Flow(place, ("poda", "poda"), ("far", place), (), ()))
     listed = lab_node.run("node", tool, "-t", "mangle", "-nvxL", "POSTROUTING").splitlines()
     assert [int(line.split()[0]) for line in listed if "mark match" in line] == [REQUESTS] * len(values)
 
@@ -407,11 +310,11 @@ def test_kube_proxys_masquerade_mark_survives(lab_node: Lab, family: Family) -> 
     """With marks on, a service's 0x4000 still makes POSTROUTING masquerade: the backend sees the node."""
     _apply(lab_node, _plan(marks=MARKS))
     service = ADDRESSES[family]["service"]
-    _nat(lab_node, family, f"-A PREROUTING -d {service} -j MARK --set-xmark 0x4000/0x4000")
-    _dnat(lab_node, family, "internet")
-    _nat(lab_node, family, "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE")
+    nat(lab_node, family, f"-A PREROUTING -d {service} -j MARK --set-xmark 0x4000/0x4000")
+    dnat(lab_node, family, "internet")
+    nat(lab_node, family, "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE")
     flow = Flow("service", ("poda", "poda"), ("far", "internet"), (), (), to="service")
-    assert _talk(lab_node, family, flow) == {ADDRESSES[family]["node"]}
+    assert talk(lab_node, family, flow) == {ADDRESSES[family]["node"]}
 
 
 def test_marked_bits_of_ours_are_left_alone(lab_node: Lab) -> None:
@@ -423,7 +326,7 @@ def test_marked_bits_of_ours_are_left_alone(lab_node: Lab) -> None:
         f"-A POSTROUTING -s {pod} -m mark --mark 0x10/0x1f",
     ):
         lab_node.run("node", "iptables-legacy", "-t", "mangle", *rule.split())
-    _talk(lab_node, 4, next(flow for flow in FLOWS if flow.name == "pod to internet"))
+    talk(lab_node, 4, next(flow for flow in FLOWS if flow.name == "pod to internet"))
     listed = lab_node.run("node", "iptables-legacy", "-t", "mangle", "-nvxL", "POSTROUTING").splitlines()
     assert [int(line.split()[0]) for line in listed if "mark match" in line] == [REQUESTS]
 
@@ -431,7 +334,7 @@ def test_marked_bits_of_ours_are_left_alone(lab_node: Lab) -> None:
 def test_ranges_that_touch_no_pod_add_no_hook(lab_node: Lab) -> None:
     """On a node without local ranges the pods' traffic is nobody's, and the host's own is complete."""
     _apply(lab_node, build(POLICY, [], OWN, None))
-    _talk(lab_node, 4, next(flow for flow in FLOWS if flow.name == "pod to internet"))
+    talk(lab_node, 4, next(flow for flow in FLOWS if flow.name == "pod to internet"))
     host = next(flow for flow in FLOWS if flow.name == "host to internet")
-    _talk(lab_node, 4, host)
+    talk(lab_node, 4, host)
     assert _counted(lab_node) == _expect(4, host)
