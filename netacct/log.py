@@ -14,8 +14,11 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TextIO
 
-import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from netacct.lean import hidden
+
+with hidden("rich"):  # only for tracebacks on consoles, and 3.6 MB
+    import structlog
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 """syslog(3) priorities, as sd-daemon(3) reads them from `<N>` at the head of a line."""

@@ -116,7 +116,7 @@ def _encode(checkpoint: Checkpoint) -> Iterator[Row]:
     yield "closing", _json({"leases": [_encode_lease(lease) for lease in closing.leases], "lines": closing.lines})
 
 
-@lru_cache(maxsize=32768)
+@lru_cache(maxsize=4096)
 def _key_text(key: SeriesKey) -> str:
     """A series' key as JSON; remembered, because making it anew is most of the work of a checkpoint."""
     return _json(key)

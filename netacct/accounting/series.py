@@ -44,7 +44,7 @@ class Limits:
     namespaces: int = 500
     pod_retention: float = 300.0
     group_retention: float = 3600.0
-    kept: int = 1000
+    kept: int = 200
 
     def names(self, level: Level) -> int:
         """How many names of their own this level may have."""

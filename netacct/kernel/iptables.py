@@ -13,7 +13,6 @@ import contextlib
 import random
 import re
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +30,7 @@ from netacct.kernel.netlink import Netlink
 from netacct.kernel.plan import Plan
 from netacct.kernel.rulebuilder import RuleBuilder
 from netacct.kernel.setmaker import Members
+from netacct.lean import hidden
 from netacct.model import Address, Family, Snapshot, family_of
 
 _FAMILIES: tuple[Family, ...] = (4, 6)
@@ -214,18 +214,12 @@ def _load_iptc() -> Any:
 
     With a `distutils` that can be imported it would load all of setuptools with it, 16 MB; without, it asks sysconfig.
     """
-    hidden = "distutils" not in sys.modules
-    if hidden:
-        sys.modules["distutils"] = None  # type: ignore[assignment]  # documented: makes the import fail
     try:
-        with warnings.catch_warnings():
+        with hidden("distutils"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its regular expressions have invalid escapes
             import iptc  # noqa: PLC0415  # commands that touch no kernel shall not pay
     except Exception as error:  # it raises whatever its search for libraries runs into
         raise MissingFeatureError(
             f"python-iptables does not load (libxtables, libip4tc, libip6tc?): {error}"
         ) from error
-    finally:
-        if hidden:
-            del sys.modules["distutils"]
     return iptc
