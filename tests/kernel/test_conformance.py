@@ -1,0 +1,295 @@
+"""What every datapath must count, packet by packet: one suite for all of them, exact in bytes and packets.
+
+The same topology for each datapath, the same traffic, the same figures; the node's own NAT is legacy iptables beside
+the one and iptables-nft beside the other, as on the nodes where they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from conformance import BACKENDS, DATAPATHS, Counted, Subject, at, deliver, expected, plan, since
+from flows import FLOWS, HEADERS, PORT, REPLY, REQUEST, REQUESTS, Flow, dnat, listener, nat, talk
+from lab import ADDRESSES, PODS, inside, topology
+
+from netacct.kernel.plan import Plan
+from netacct.model import Family
+
+TOOLS = ("ip", "ipset", "nft", "iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft")
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    pytest.mark.skipif(any(shutil.which(tool) is None for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"),
+]
+
+both_families = pytest.mark.parametrize("family", [4, 6])
+
+
+class _World(NamedTuple):
+    """A datapath on a topology of its own, and the plan that is installed (None: nothing is)."""
+
+    subject: Subject
+    installed: list[Plan]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, _World]]:
+    """A topology for each datapath that a test asks for, once for all tests of this file."""
+    found: dict[str, _World] = {}
+    patched = pytest.MonkeyPatch()
+    patched.setenv("XTABLES_LOCKFILE", str(tmp_path_factory.mktemp("lock") / "xtables.lock"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(patched.undo)
+        for name in DATAPATHS:
+            lab = stack.enter_context(topology(f"nacc{name[:3]}"))
+            found[name] = _World(Subject(name, lab), [])
+            stack.callback(found[name].subject.datapath.close)
+        yield found
+
+
+@pytest.fixture(params=list(DATAPATHS))
+def node(request: pytest.FixtureRequest, worlds: dict[str, _World]) -> Iterator[Subject]:
+    """Each datapath, with the node's standard plan installed; without any NAT."""
+    subject, installed = worlds[request.param]
+    if installed != [plan()]:
+        subject.clean()
+        subject.install(plan())
+        installed[:] = [plan()]
+    yield subject
+    for family in (4, 6):
+        nat(subject.lab, family, "-F", backend=BACKENDS[subject.name])
+    subject.dropped.clear()
+
+
+@pytest.fixture(params=list(DATAPATHS))
+def bare(request: pytest.FixtureRequest, worlds: dict[str, _World]) -> Iterator[Subject]:
+    """Each datapath, with nothing installed."""
+    subject, installed = worlds[request.param]
+    subject.clean()
+    installed.clear()
+    yield subject
+    subject.clean()
+
+
+def _counts(subject: Subject, family: Family, flow: Flow, to: str = "", port: int = PORT) -> Counted:
+    before = subject.read()
+    talk(subject.lab, family, flow, to, port)
+    return since(before, subject.read())
+
+
+def _flow(name: str) -> Flow:
+    return next(flow for flow in FLOWS if flow.name == name)
+
+
+@both_families
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.name)
+def test_each_row_of_the_table_is_exact(node: Subject, flow: Flow, family: Family) -> None:
+    """A conversation along each row: these counters get exactly these bytes and packets, and no other gets any."""
+    if flow.dnat:
+        dnat(node.lab, family, flow.dnat, BACKENDS[node.name])
+    assert _counts(node, family, flow) == expected(family, flow)
+
+
+@both_families
+def test_masquerade_hides_no_pod(node: Subject, family: Family) -> None:
+    """A masqueraded pod is counted under its own address both ways (tools that look at PREROUTING lose the replies)."""
+    nat(node.lab, family, f"-A POSTROUTING -s {PODS[family]} -o up0 -j MASQUERADE", backend=BACKENDS[node.name])
+    flow = _flow("pod to internet")
+    before = node.read()
+    seen = talk(node.lab, family, flow)
+
+    assert seen == {ADDRESSES[family]["node"]}
+    assert since(before, node.read()) == expected(family, flow)
+
+
+@both_families
+def test_a_node_port_with_masquerade_shows_the_real_client(node: Subject, family: Family) -> None:
+    """On the node that took it, a NodePort's client is `internet`, though the pod sees the node's address."""
+    backend, pod, own = BACKENDS[node.name], ADDRESSES[family]["poda"], ADDRESSES[family]["node"]
+    target = f"{pod}:{PORT}" if family == 4 else f"[{pod}]:{PORT}"
+    nat(
+        node.lab,
+        family,
+        f"-A PREROUTING -d {own} -p udp --dport 30080 -j DNAT --to {target}",
+        f"-A POSTROUTING -d {pod} -p udp --dport {PORT} -j MASQUERADE",
+        backend=backend,
+    )
+    flow = Flow("NodePort", ("far", "internet"), ("poda", "poda"), ("rx-internet poda",), ("tx-internet poda",))
+    assert _counts(node, family, flow, own, 30080) == expected(family, flow)
+
+
+@both_families
+def test_a_source_that_another_node_masqueraded_looks_like_that_node(node: Subject, family: Family) -> None:
+    """What comes with another node's address is `node`, whoever sent it: documented, and never quietly `internet`."""
+    flow = Flow("via", ("far", "othernode"), ("poda", "poda"), ("rx-node poda",), ("tx-node poda",))
+    assert _counts(node, family, flow) == expected(family, flow)
+
+
+@both_families
+def test_a_hairpin_is_one_transmit_and_one_receive(node: Subject, family: Family) -> None:
+    """A pod that reaches itself by its service transmits and receives each packet once, in class `pod`."""
+    backend, pod = BACKENDS[node.name], ADDRESSES[family]["poda"]
+    dnat(node.lab, family, "poda", backend)
+    nat(node.lab, family, f"-A POSTROUTING -s {pod} -d {pod} -j MASQUERADE", backend=backend)
+    flow = Flow("hairpin", ("poda", "poda"), ("poda", "poda"), to="service",
+                request=("tx-pod poda", "rx-pod poda"), reply=("tx-pod poda", "rx-pod poda"))  # fmt: skip
+    assert _counts(node, family, flow) == expected(family, flow)
+
+
+def test_a_host_port_on_loopback_is_booked_at_the_pods_end_only(node: Subject) -> None:
+    """127.0.0.1:hostPort to a pod: the pod receives from `node`; the host's request left by lo; replies come in."""
+    pod = ADDRESSES[4]["poda"]
+    nat(
+        node.lab,
+        4,
+        f"-A OUTPUT -d 127.0.0.1 -p udp --dport 8080 -j DNAT --to {pod}:{PORT}",
+        f"-A POSTROUTING -s 127.0.0.0/8 -d {pod} -j MASQUERADE",
+        backend=BACKENDS[node.name],
+    )
+    flow = Flow("host port", ("node", "loopback"), ("poda", "poda"), ("rx-node poda",), ("tx-node poda", "hi-pod"))
+    before = node.read()
+    with node.lab.socket("node", 4, "127.0.0.1") as client, listener(node.lab, 4, flow.server) as server:
+        for _ in range(REQUESTS):
+            client.sendto(b"q" * REQUEST, ("127.0.0.1", 8080))
+            data, sender = server.recvfrom(2048)
+            server.sendto(b"r" * REPLY, sender)
+            assert (len(data), len(client.recv(2048))) == (REQUEST, REPLY)
+    assert since(before, node.read()) == expected(4, flow)
+
+
+# 3,000 bytes of payload and 8 of UDP header; IPv6 fragments carry 8 bytes of header more, IPv4 ones none
+_FRAGMENTS: dict[Family, tuple[int, int]] = {4: (3008 + 3 * 20, 3), 6: (3008 + 3 * 48, 3)}
+_WHOLE: dict[Family, tuple[int, int]] = {4: (3028, 1), 6: (3048, 1)}
+
+
+def _send_large(subject: Subject, family: Family) -> Counted:
+    before = subject.read()
+    ends = (("poda", "poda"), ("podb", "podb"))
+    with listener(subject.lab, family, ends[0], 0) as client, listener(subject.lab, family, ends[1]) as server:
+        deliver(client, server, (ADDRESSES[family]["podb"], PORT), [3000])
+    return since(before, subject.read())
+
+
+@both_families
+def test_reassembled_fragments_are_one_packet(node: Subject, family: Family) -> None:
+    """Where the node has conntrack (any NAT), a datagram of three fragments is one packet with one header."""
+    nat(
+        node.lab, family, f"-A POSTROUTING -d {ADDRESSES[family]['private']} -j MASQUERADE", backend=BACKENDS[node.name]
+    )
+    whole = _WHOLE[family]
+    assert _send_large(node, family) == at(family, {"tx-pod poda": whole, "rx-pod podb": whole})
+
+
+@pytest.mark.parametrize("name", DATAPATHS)
+def test_fragments_that_nobody_reassembles_are_packets(name: str) -> None:
+    """Without conntrack each fragment counts with its own header, in both families."""
+    with topology("naccf") as lab:
+        subject = Subject(name, lab)
+        subject.install(plan())
+        for family in (4, 6):
+            each = _FRAGMENTS[family]
+            assert _send_large(subject, family) == at(family, {"tx-pod poda": each, "rx-pod podb": each})
+        subject.datapath.close()
+
+
+@both_families
+def test_icmp_errors_count_like_everything_else(node: Subject, family: Family) -> None:
+    """A port-unreachable is what the pod receives from the peer, with the packet that it quotes."""
+    before = node.read()
+    with listener(node.lab, family, ("poda", "poda"), 0) as client:
+        client.connect((ADDRESSES[family]["internet"], 9))
+        client.send(b"q" * REQUEST)
+        with pytest.raises(ConnectionRefusedError):
+            client.recv(2048)
+    sent = REQUEST + HEADERS[family]
+    back = sent + (28 if family == 4 else 48)
+    assert since(before, node.read()) == at(family, {"tx-internet poda": (sent, 1), "rx-internet poda": (back, 1)})
+
+
+@both_families
+def test_a_refusal_by_the_node_comes_from_the_node(node: Subject, family: Family) -> None:
+    """The node's own ICMP error to a pod is host transmit of class `pod`, and pod receive of class `node`."""
+    before = node.read()
+    with listener(node.lab, family, ("poda", "poda"), 0) as client:
+        client.connect((ADDRESSES[family]["node"], 9))
+        client.send(b"q" * REQUEST)
+        with pytest.raises(ConnectionRefusedError):
+            client.recv(2048)
+    sent = (REQUEST + HEADERS[family], 1)
+    back = (sent[0] + (28 if family == 4 else 48), 1)
+    assert since(before, node.read()) == at(
+        family, {"tx-node poda": sent, "hi-pod": sent, "ho-pod": back, "rx-node poda": back}
+    )
+
+
+@both_families
+def test_what_a_policy_drops_was_transmitted_and_not_received(node: Subject, family: Family) -> None:
+    """A drop in filter FORWARD: the sender's transmit counts, the receiver's receive does not (it got nothing)."""
+    backend = BACKENDS[node.name]
+    tool = f"{'iptables' if family == 4 else 'ip6tables'}-{backend}"
+    pod = ADDRESSES[family]["podb"]
+    node.lab.run("node", tool, "-A", "FORWARD", "-d", pod, "-j", "DROP")
+    before = node.read()
+    try:
+        with listener(node.lab, family, ("poda", "poda"), 0) as client:
+            for _ in range(REQUESTS):
+                client.sendto(b"q" * REQUEST, (pod, PORT))
+    finally:
+        node.lab.run("node", tool, "-D", "FORWARD", "-d", pod, "-j", "DROP")
+    sent = (REQUESTS * (REQUEST + HEADERS[family]), REQUESTS)
+    assert since(before, node.read()) == at(family, {"tx-pod poda": sent})
+
+
+@both_families
+def test_tcp_counts_what_the_pods_own_stack_counts(node: Subject, family: Family) -> None:
+    """Bytes and packets of a bulk transfer equal those that an independent counter in the pod saw, GSO and all."""
+    space = "ip" if family == 4 else "ip6"
+    peer = ADDRESSES[family]["internet"]
+    node.lab.run("poda", "nft", "-f", "-", text=f"""
+        table {space} seen {{
+            chain out {{ type filter hook postrouting priority 300; {space} daddr {peer} counter; }}
+            chain back {{ type filter hook prerouting priority -300; {space} saddr {peer} counter; }}
+        }}""")  # fmt: skip
+    before = node.read()
+    try:
+        _transfer(node, family, 1 << 20)
+        listed = node.lab.run("poda", "nft", "list", "table", space, "seen").split()
+    finally:
+        node.lab.run("poda", "nft", "delete", "table", space, "seen")
+    figures = [int(word) for name, word in itertools.pairwise(listed) if name in ("packets", "bytes")]
+    sent, received = (figures[1], figures[0]), (figures[3], figures[2])
+    assert sent[0] > 1 << 20
+    assert since(before, node.read()) == at(family, {"tx-internet poda": sent, "rx-internet poda": received})
+
+
+def _transfer(node: Subject, family: Family, size: int) -> None:
+    """Send so many bytes over TCP from poda to the internet, to the end of the connection."""
+    kind = socket.AF_INET if family == 4 else socket.AF_INET6
+    with inside(node.lab.name("far")):
+        server = socket.create_server((ADDRESSES[family]["internet"], 0), family=kind)
+    with inside(node.lab.name("poda")):
+        client = socket.socket(kind, socket.SOCK_STREAM)
+    with server, client:
+        server.settimeout(5)
+        client.settimeout(5)
+        client.connect(server.getsockname()[:2])
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.settimeout(5)
+            left, data = size, b"t" * 65536
+            while left:
+                sent = client.send(data[:left])
+                left -= sent
+                while sent:
+                    sent -= len(accepted.recv(sent))
+            client.shutdown(socket.SHUT_WR)
+            assert accepted.recv(1) == b""
+        assert client.recv(1) == b""
