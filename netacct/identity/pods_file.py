@@ -70,7 +70,7 @@ class _Reader:
             for ip in self._addresses(item):
                 if present:
                     self._claim_address(ip, item)
-                yield Observation(SOURCE, ip, pod, pod.uid, UNBOUNDED, self._seen_at, present)
+                yield Observation(SOURCE, ip, pod, "", UNBOUNDED, self._seen_at, present)  # of whatever sandbox
 
     def _claim_names(self, pod: Pod, node: Node) -> None:
         for what, name in (("the pod", f"{pod.namespace}/{pod.name}"), ("the uid", pod.uid)):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from netacct import clock
-from netacct.identity import folders
+from netacct.identity import folders, pods_file
 from netacct.identity.cni import CniSource
 from netacct.identity.inotify import Event, Inotify
 from netacct.identity.leases import LeaseBook
@@ -293,6 +293,25 @@ def test_a_new_pod_takes_the_address_while_the_old_file_is_still_there(tmp_path:
         lease = book.lease_of(pack("10.0.0.1"))
         assert lease is not None
         assert lease.sandbox == ("s0" if step == 0 else "s1")
+
+
+def test_a_pods_file_adds_what_cni_does_not_know(tmp_path: Path, follow: Follow) -> None:
+    """A pods file that lists the same pod by uid gives the lease its owner and labels, and CNI the sandbox's age."""
+    (tmp_path / "pods-s0-eth0").write_bytes(result("10.0.0.1/24"))
+    book = LeaseBook(["file", "cni"])
+    entry = "{namespace: team-a, name: train-0, uid: u0, ips: [10.0.0.1], owner: {kind: Job, name: train}}"
+    book.observe(pods_file.parse(f"pods: [{entry}]".encode(), "pods.yaml", clock.now()))
+    book.commit(clock.now())
+    first = book.lease_of(pack("10.0.0.1"))
+    book.observe(follow(tmp_path).first)
+    book.commit(clock.now())
+    lease = book.lease_of(pack("10.0.0.1"))
+    assert lease is not None
+    assert first is not None
+    assert (lease.pod, lease.opened, lease.sandbox) == (first.pod, first.opened, "s0")
+    assert lease.pod.workload == "train"
+    assert lease.created > 0
+    assert lease.sources == {"file", "cni"}
 
 
 def test_events_come_at_once(tmp_path: Path, follow: Follow) -> None:
