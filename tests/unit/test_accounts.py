@@ -512,3 +512,24 @@ def test_the_documented_bounds_are_the_bounds() -> None:
     assert f"{accounts_file.MAX_BYTES >> 20} MiB" in page
     assert f"`.{accounts_file.FILES - 1}`" in page
     assert f"{MOST_UNWRITTEN:,} records" in page
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dataclasses.replace(LEASE, ip=pack("10.244.1.11")),
+        dataclasses.replace(LEASE, sandbox="next"),
+        dataclasses.replace(LEASE, opened=11.0),
+        dataclasses.replace(LEASE, pod=dataclasses.replace(POD, uid="uid-b")),
+        dataclasses.replace(LEASE, pod=dataclasses.replace(POD, uid="", name="b")),
+    ],
+)
+def test_each_lease_has_a_tally_of_its_own(other: Lease) -> None:
+    """Leases that differ in address, pod, sandbox or opening are never added up, also where a source knows no uid."""
+    nameless = dataclasses.replace(LEASE, pod=dataclasses.replace(POD, uid="")) if not other.pod.uid else LEASE
+    tallies, flow = Tallies(), (Direction.RECEIVE, "internet")
+    for lease, octets in ((nameless, 3), (other, 5), (nameless, 4)):
+        tallies.add(lease, flow, (octets, 1))
+    assert tallies.take(nameless).counts == {flow: Count(7, 2)}
+    assert tallies.take(other).counts == {flow: Count(5, 1)}
+    assert len(tallies) == 0
