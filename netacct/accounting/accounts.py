@@ -86,7 +86,7 @@ def identity(lease: Lease, tally: Tally, origin: Origin) -> str:
 
 
 def encode(record: Account) -> str:
-    """The record as one line, without its end. The id stands first."""
+    """The record as one line of ASCII, without its end."""
     value = {
         "id": record.id,
         "state": record.state,
@@ -105,7 +105,7 @@ def encode(record: Account) -> str:
         "receive": traffic_of(record.counts, Direction.RECEIVE),
         "transmit": traffic_of(record.counts, Direction.TRANSMIT),
     }
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(value, separators=(",", ":"))
 
 
 def decode(line: str) -> Account:

@@ -84,7 +84,7 @@ def test_a_record_has_every_field_of_the_lease() -> None:
     }
 
 
-names = st.text(st.characters(codec="utf-8"), max_size=8)
+names = st.text(st.characters(), max_size=8)  # lone surrogates too, which JSON can carry and UTF-8 cannot
 flows = st.tuples(st.sampled_from(list(Direction)), names)
 counts = st.builds(Count, st.integers(0, 2**64), st.integers(1, 2**64))
 
@@ -94,6 +94,7 @@ def test_a_line_reads_back(pod: Pod, got: dict[tuple[Direction, str], Count], at
     """Whatever names and counts are, a record is one line, and the line is the record."""
     lease = dataclasses.replace(LEASE, pod=pod)
     made = account(lease, Tally(10.0, got), 10.0 + at, State.CLOSED, ORIGIN, to_wall)
+    assert encode(made).isascii()
     assert "\n" not in encode(made)
     assert decode(encode(made)) == made
 
