@@ -11,8 +11,8 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, TypeAlias
 
 from netacct import log
 from netacct.identity.file import entries
@@ -35,6 +35,13 @@ _COARSE = 0.05
 _Signature: TypeAlias = tuple[int, int, int, int, int] | None
 
 
+class Mark(NamedTuple):
+    """A moment before files are read: Unix time, and what the followed ones looked like."""
+
+    at: float
+    seen: Mapping[str, _Signature]
+
+
 class FileWatch:
     """Calls a function when followed files have changed, come or gone, from a thread of its own.
 
@@ -54,17 +61,21 @@ class FileWatch:
         self._wake = -1
         self._log = log.get()
 
-    def follow(self, paths: Collection[str], since: float) -> None:
-        """Follow these files from now on, and no others; from any thread, also before `start`.
+    def mark(self) -> Mark:
+        """To be taken before files are read that shall be followed. From any thread."""
+        at = time.time()
+        with self._lock:
+            return Mark(at, {path: _signature(path) for path in self._seen})
+
+    def follow(self, paths: Collection[str], mark: Mark) -> None:
+        """Follow these files from now on, and no others. From any thread, also before `start`.
 
         Args:
             paths: of files, which may be missing.
-            since: Unix time before they were read: a file that is new here and younger counts as changed.
+            mark: from before they were read: what has changed since is told.
         """
         with self._lock:
-            before, self._seen = self._seen, {}
-            for path in map(os.path.abspath, paths):
-                self._seen[path] = before[path] if path in before else _first(path, since)
+            self._seen = {path: _before(path, mark) for path in map(os.path.abspath, paths)}
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
@@ -179,10 +190,12 @@ class FileWatch:
         return {entry for path in paths for entry in entries(path)}
 
 
-def _first(path: str, since: float) -> _Signature:
-    """What to compare a file with that is followed from now on; nothing equals it if the file is too young."""
+def _before(path: str, mark: Mark) -> _Signature:
+    """What the file looked like at the mark; something that no file looks like where it has changed since."""
+    if path in mark.seen:
+        return mark.seen[path]
     signature = _signature(path)
-    young = signature is not None and signature[-1] > (since - _COARSE) * 1e9
+    young = signature is not None and signature[-1] > (mark.at - _COARSE) * 1e9
     return (-1, -1, -1, -1, -1) if young else signature
 
 

@@ -28,9 +28,10 @@ class Told:
         self.watch = FileWatch(self.calls.put)
         self.watch.start()
 
-    def follow(self, *paths: Path, since: float | None = None) -> None:
-        """Follow files that were read just now, or at `since`."""
-        self.watch.follow([str(path) for path in paths], time.time() + 1 if since is None else since)
+    def follow(self, *paths: Path, at: float | None = None) -> None:
+        """Follow files that were read just now, or after the time `at`."""
+        mark = self.watch.mark()._replace(at=time.time() + 1 if at is None else at)
+        self.watch.follow([str(path) for path in paths], mark)
 
     def next(self) -> set[str]:
         """The names of the files in the next call."""
@@ -136,7 +137,7 @@ def test_a_file_that_is_being_written_is_not_told(told: Told, tmp_path: Path) ->
 def test_what_changed_while_it_was_read_is_told(told: Told, tmp_path: Path) -> None:
     """A file that is younger than its reading is told when following begins; one that is older is not."""
     (tmp_path / "list").write_text("a")
-    told.follow(tmp_path / "list", since=time.time() - 5)
+    told.follow(tmp_path / "list", at=time.time() - 5)
     assert told.next() == {"list"}
     assert told.silent()
 
@@ -160,14 +161,25 @@ def test_a_change_between_two_calls_is_not_lost(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("a")
     calls: queue.SimpleQueue[frozenset[str]] = queue.SimpleQueue()
     made = FileWatch(calls.put)
-    made.follow([str(tmp_path / "list")], time.time() + 1)
+    made.follow([str(tmp_path / "list")], made.mark()._replace(at=time.time() + 1))
+    mark = made.mark()
     (tmp_path / "list").write_text("bb")
-    made.follow([str(tmp_path / "list")], time.time() + 1)
+    made.follow([str(tmp_path / "list")], mark)
     made.start()
     try:
         assert calls.get(timeout=PATIENCE) == {str(tmp_path / "list")}
     finally:
         made.stop()
+
+
+def test_what_was_read_since_is_not_told(told: Told, tmp_path: Path) -> None:
+    """A change that somebody read, who had taken a mark before, is not told once more."""
+    (tmp_path / "list").write_text("a")
+    told.follow(tmp_path / "list")
+    assert told.silent()
+    (tmp_path / "list").write_text("bb")
+    told.follow(tmp_path / "list")
+    assert told.silent()
 
 
 def test_a_listener_that_raises_hears_the_next(tmp_path: Path) -> None:
@@ -179,7 +191,7 @@ def test_a_listener_that_raises_hears_the_next(tmp_path: Path) -> None:
         raise RuntimeError("a test")
 
     made = FileWatch(listen)
-    made.follow([str(tmp_path / "list")], time.time())
+    made.follow([str(tmp_path / "list")], made.mark())
     made.start()
     try:
         for text in ("a", "bb"):
@@ -198,7 +210,7 @@ def test_without_inotify_it_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watch, "Inotify", refuse)
     calls: queue.SimpleQueue[frozenset[str]] = queue.SimpleQueue()
     made = FileWatch(calls.put, poll=0.05)
-    made.follow([str(tmp_path / "list")], time.time())
+    made.follow([str(tmp_path / "list")], made.mark())
     made.start()
     try:
         (tmp_path / "list").write_text("a")
@@ -214,7 +226,7 @@ def test_stopping_frees_everything(tmp_path: Path) -> None:
     made = FileWatch(calls.put)
     made.stop()
     made.start()
-    made.follow([str(tmp_path / "list")], time.time())
+    made.follow([str(tmp_path / "list")], made.mark())
     made.stop()
     made.stop()
     (tmp_path / "list").write_text("a")
