@@ -40,6 +40,10 @@ BACKENDS = {"iptables": "legacy", "nftables": "nft"}
 """Which iptables the node's own NAT is written with, beside each datapath: what runs on such a node."""
 
 
+DYNAMIC = ("10.244.0.0/19", "fd00:10:244:1::/64")
+"""Local ranges that are too large to have their counters from the start."""
+
+
 def plan(*local: str, marks: MarkTable | None = None, capacity: int = 64) -> Plan:
     """The plan of the lab's node, for other local ranges than its own where given."""
     ranges = [ipaddress.ip_network(cidr) for cidr in local or PODS.values()]
@@ -48,30 +52,22 @@ def plan(*local: str, marks: MarkTable | None = None, capacity: int = 64) -> Pla
 
 @dataclass
 class Subject:
-    """One datapath on one topology. Its agent can be replaced by a new one, as at a restart."""
+    """One datapath on one topology; `dropped` is what it handed over."""
 
     name: str
     lab: Lab
     dropped: list[Snapshot] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Make the first agent."""
-        self.datapath = self._agent()
-
-    def _agent(self) -> IptablesDatapath | NftablesDatapath:
-        with self.on_node():
-            return DATAPATHS[self.name]()
+        """Make the agent."""
+        with inside(self.lab.name("node")):
+            self.datapath = DATAPATHS[self.name]()
 
     @contextlib.contextmanager
     def on_node(self) -> Iterator[Datapath]:
         """Be on the node, where the datapath works."""
         with inside(self.lab.name("node")):
-            yield getattr(self, "datapath", None)  # type: ignore[misc]  # not there yet while it is being made
-
-    def restart(self) -> None:
-        """A new agent that knows nothing; the old one's sockets are closed, as a kill does it."""
-        self.datapath.close()
-        self.datapath = self._agent()
+            yield self.datapath
 
     def install(self, wanted: Plan) -> None:
         """Install a plan; what is dropped is kept for `total`."""
