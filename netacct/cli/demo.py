@@ -19,7 +19,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "Exit code 0 only when every series is exact.",
     )
     parser.add_argument("--keep", action="store_true", help="leave it running with a little traffic, until Ctrl-C")
-    parser.add_argument("--datapath", choices=("auto", "iptables", "nftables"), default="auto", help="which one to show")
+    parser.add_argument(
+        "--datapath", choices=("auto", "iptables", "nftables"), default="auto", help="which one to show"
+    )
+    parser.add_argument(
+        "--pods",
+        choices=("auto", "cni", "veth"),
+        default="auto",
+        help="who makes them: the real CNI plugins (auto: where they are installed), or plain veth pairs",
+    )
     output.add_format(parser)
     parser.set_defaults(run=run)
 
@@ -30,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from netacct.demo.stage import Row  # noqa: PLC0415
 
     keep = ["--keep"] if args.keep else []
-    session.become_root(["demo", f"--datapath={args.datapath}", f"--output={args.output}", *keep])
+    session.become_root(
+        ["demo", f"--datapath={args.datapath}", f"--pods={args.pods}", f"--output={args.output}", *keep]
+    )
 
     def show(rows: list[Row]) -> None:
         if args.output == "json":
@@ -43,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         sys.stderr.write(f"netacct demo: {line}\n")
 
-    rows = session.perform(args.datapath, show, say, keep=args.keep)
+    rows = session.perform(args.datapath, args.pods, show, say, keep=args.keep)
     return 0 if report.exact(rows) else EX_FAILURE

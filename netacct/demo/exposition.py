@@ -33,9 +33,11 @@ def totals(page: str) -> Totals:
     return {series: count for series, count in found.items() if count != NOTHING}
 
 
-def pods(page: str) -> set[str]:
-    """The names of all pods that the page knows, with traffic or without."""
-    return {labels["pod"] for name, labels, _ in samples(page) if name == "netacct_pod_info"}
+def pods(page: str) -> set[tuple[str, str]]:
+    """Name and workload of all pods that the page knows, with traffic or without."""
+    return {
+        (labels["pod"], labels.get("workload", "")) for name, labels, _ in samples(page) if name == "netacct_pod_info"
+    }
 
 
 def _name(level: str, labels: dict[str, str]) -> str:

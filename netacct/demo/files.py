@@ -12,14 +12,23 @@ PORT = 19112
 _CONFIG = """\
 policy: {folder}/policy.yaml
 datapath: {datapath}
-local_ranges: ["{range4}", "{range6}"]
-identity: {{sources: [file], file: {{path: {folder}/pods.yaml}}}}
+{identity}
 metrics: {{zero_first: 0s}}  # the difference of two scrapes must hold every byte between them
 state_dir: {folder}/state
 accounts_dir: {folder}/accounts
 web: {{listen_address: ["127.0.0.1:{port}"]}}
 log: {{level: info, format: logfmt}}
 """
+_BY_FILE = """\
+local_ranges: ["{range4}", "{range6}"]
+ranges: {{providers: []}}
+identity: {{sources: [file], file: {{path: {folder}/pods.yaml}}}}"""
+_BY_CNI = """\
+ranges: {{providers: [cni], cni: {{directories: [{folder}/cni/net.d]}}}}
+identity:
+  sources: [file, cni]  # the file for owners and labels, which CNI does not know
+  file: {{path: {folder}/pods.yaml}}
+  cni: {{directories: [{folder}/cni/results]}}"""
 _POLICY = """\
 classes:
 {classes}
@@ -30,9 +39,17 @@ marks: {{mask: 0x0000001f, values: {{pod: 1, node: 2, service: 3, private: 4, in
 """
 
 
-def config(folder: Path, datapath: str) -> str:
-    """netacct.yaml; everything that the agent writes stays below `folder`."""
-    return _CONFIG.format(folder=folder, datapath=datapath, port=PORT, range4=LOCAL_RANGES[4], range6=LOCAL_RANGES[6])
+def config(folder: Path, datapath: str, *, cni: bool) -> str:
+    """netacct.yaml; everything that the agent writes stays below `folder`.
+
+    Args:
+        folder: of the demo.
+        datapath: the setting.
+        cni: pods are made by CNI, whose files lie in `folder`/cni: local ranges and addresses are found there.
+    """
+    known = {"folder": folder, "range4": LOCAL_RANGES[4], "range6": LOCAL_RANGES[6]}
+    identity = (_BY_CNI if cni else _BY_FILE).format(**known)
+    return _CONFIG.format(**known, datapath=datapath, port=PORT, identity=identity)
 
 
 def policy() -> str:

@@ -16,6 +16,7 @@ from netacct.demo import exposition, files
 from netacct.demo.expect import Totals
 from netacct.demo.files import PORT
 from netacct.demo.netns import DemoError, Namespace
+from netacct.demo.world import PODS
 
 _START = 20.0  # seconds for the agent to answer
 _NOTICE = 10.0  # seconds for the agent to notice a changed pods.yaml
@@ -35,10 +36,11 @@ class Meter(Protocol):
 class Agent:
     """`netacct run`, in the node's namespace, with its files in a folder of its own."""
 
-    def __init__(self, node: Namespace, folder: Path, datapath: str) -> None:
+    def __init__(self, node: Namespace, folder: Path, datapath: str, *, cni: bool) -> None:
         self._node = node
         self._folder = folder
         self._datapath = datapath
+        self._cni = cni
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -48,7 +50,8 @@ class Agent:
 
     def start(self, pods: Collection[str]) -> None:
         """Write the files, start the agent and wait until it serves. Raises DemoError with the end of its log."""
-        self._folder.joinpath("netacct.yaml").write_text(files.config(self._folder, self._datapath), encoding="ascii")
+        config = files.config(self._folder, self._datapath, cni=self._cni)
+        self._folder.joinpath("netacct.yaml").write_text(config, encoding="ascii")
         self._folder.joinpath("policy.yaml").write_text(files.policy(), encoding="ascii")
         self._write_pods(pods)
         command = [sys.executable, "-m", "netacct", "run", f"--config.file={self._folder}/netacct.yaml"]
@@ -95,7 +98,9 @@ class Agent:
 
     def _await_pods(self, pods: Collection[str]) -> None:
         self._await(
-            lambda: set(pods) <= exposition.pods(self._get("/metrics")), _NOTICE, "does not show all pods of pods.yaml"
+            lambda: {(name, PODS[name].workload) for name in pods} <= exposition.pods(self._get("/metrics")),
+            _NOTICE,
+            "does not show all pods of pods.yaml with their workloads",
         )
 
     def _await(self, done: Callable[[], bool], patience: float, complaint: str) -> None:

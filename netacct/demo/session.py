@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from netacct.demo import cni
+from netacct.demo.cni import Cni
 from netacct.demo.files import PORT
 from netacct.demo.meter import Agent
-from netacct.demo.netns import DemoError
+from netacct.demo.netns import DemoError, Namespace
 from netacct.demo.stage import Row, Stage
 from netacct.demo.topology import Topology
 from netacct.errors import PermissionRefusedError
@@ -31,17 +33,23 @@ TOOLS = {
 }
 """Programs that the demo runs, and the Debian package of each."""
 
+POD_MAKERS = ("auto", "cni", "veth")
+"""How pods are made: by the real CNI plugins where they are there, by them or not at all, by plain veth pairs."""
+
 _PREFIX = "netacct-demo-"
 _OWN_USER_NAMESPACE = "NETACCT_DEMO_USER_NAMESPACE"
 """Set in the environment by `become_root` for the process that it starts."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def perform(datapath: str, report: Callable[[list[Row]], None], say: Callable[[str], None], *, keep: bool) -> list[Row]:
+def perform(
+    datapath: str, pods: str, report: Callable[[list[Row]], None], say: Callable[[str], None], *, keep: bool
+) -> list[Row]:
     """Build, drive, compare, take down.
 
     Args:
         datapath: the agent's `datapath` setting.
+        pods: one of `POD_MAKERS`.
         report: gets the rows as soon as they are known, also when the demo then keeps running.
         say: gets a line of progress.
         keep: leave everything running, with a little traffic, until a signal comes.
@@ -57,8 +65,9 @@ def perform(datapath: str, report: Callable[[list[Row]], None], say: Callable[[s
         agent = None
         try:
             say("building the node, its pods and its peers")
-            topology.build()
-            agent = Agent(topology.spaces["node"], folder, datapath)
+            maker = _maker(pods, folder, say)
+            topology.build(maker)
+            agent = Agent(topology.spaces["node"], folder, datapath, cni=maker is not None)
             stage = Stage(topology, agent)
             say("starting the agent")
             agent.start(stage.pods)
@@ -73,6 +82,23 @@ def perform(datapath: str, report: Callable[[list[Row]], None], say: Callable[[s
             if agent:
                 agent.stop()
             topology.close()
+
+
+def _maker(pods: str, folder: Path, say: Callable[[str], None]) -> Callable[[Namespace], Cni] | None:
+    """How pods get their interfaces: None for plain veth pairs. Says what it will be, and why nothing better."""
+    binaries = None if pods == "veth" else cni.plugins()
+    if binaries is None:
+        if pods == "cni":
+            raise DemoError("there are no CNI plugins here (Debian package containernetworking-plugins)")
+        why = "" if pods == "veth" else ": there are no CNI plugins here (Debian package containernetworking-plugins)"
+        say(f"pods get plain veth pairs, and are known by pods.yaml alone{why}")
+        return None
+    tool = cni.cnitool()
+    if tool:
+        say(f"pods are made by the CNI plugins of {binaries}, through libcni ({tool})")
+    else:
+        say(f"pods are made by the CNI plugins of {binaries}; without cnitool, the demo writes libcni's cache itself")
+    return lambda node: Cni(node, folder / "cni", binaries, tool)
 
 
 def require_tools() -> None:

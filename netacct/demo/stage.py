@@ -101,10 +101,12 @@ class Stage:
 
     def _hand_over(self, dead: str, heir: str) -> None:
         """One pod dies, another gets its addresses, and the meter is told, in the order of a real node."""
+        self._topology.unplug(dead)
         self._gone |= self._read_peer(dead)
-        self._topology.kill(dead)
+        self._topology.bury(dead)
         self._pods[self._pods.index(dead)] = heir
         self._topology.give_addresses(heir)
+        self._node_addresses |= self._topology.node_addresses()
         self._meter.follow(self._pods)
 
     def _quiet_moment(self) -> _Moment:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from textwrap import dedent
 
 from netacct.demo import peers
+from netacct.demo.cni import Cni
 from netacct.demo.netns import Namespace
 from netacct.demo.world import (
     ADDRESSES,
@@ -177,9 +179,13 @@ class Topology:
 
     def __init__(self) -> None:
         self.spaces: dict[str, Namespace] = {}
+        self._cni: Cni | None = None
 
-    def build(self) -> None:
+    def build(self, cni: Callable[[Namespace], Cni] | None = None) -> None:
         """Make namespaces, links, addresses, routes, the node's NAT and the peers' counters.
+
+        Args:
+            cni: makes what gives pods of this node their interfaces; without it, they get plain veth pairs.
 
         Raises:
             DemoError: a command failed; says which.
@@ -199,13 +205,19 @@ class Topology:
         node = self.spaces["node"]
         node.run(["iptables-legacy-restore", "-w"], nat_rules(4))
         node.run(["ip6tables-legacy-restore", "-w"], nat_rules(6))
+        self._cni = cni(node) if cni else None
         for pod in PODS:
-            self._connect(pod)
+            peers.install(self.spaces[pod], witness=True)
+            if self._cni is None:
+                self._connect(pod)
         for pod in FIRST_PODS:
             self.give_addresses(pod)
 
     def give_addresses(self, pod: str) -> None:
         """Put a pod's addresses on its interface, its default routes behind them, and the node's routes to it."""
+        if self._cni:
+            self._cni.add(pod, self.spaces[pod])
+            return
         v4, v6 = ADDRESSES[4][pod], ADDRESSES[6][pod]
         bridge4, bridge6 = ADDRESSES[4]["node-bridge"], ADDRESSES[6]["node-bridge"]
         _batch(
@@ -216,9 +228,15 @@ class Topology:
         )
         _batch(self.spaces["node"], f"route replace {v4} dev v-{pod}\nroute replace {v6} dev v-{pod}\n")
 
-    def kill(self, pod: str) -> None:
-        """A pod dies: its link is taken away, and its namespace goes with it."""
-        self.spaces["node"].run(["ip", "link", "del", f"v-{pod}"])
+    def unplug(self, pod: str) -> None:
+        """A pod dies: its link is taken away, with its addresses."""
+        if self._cni:
+            self._cni.delete(pod, self.spaces[pod])
+        else:
+            self.spaces["node"].run(["ip", "link", "del", f"v-{pod}"])
+
+    def bury(self, pod: str) -> None:
+        """The namespace of a pod that died goes away, and what was counted in it."""
         self.spaces.pop(pod).close()
 
     def node_addresses(self) -> frozenset[str]:
@@ -259,7 +277,6 @@ class Topology:
     def _connect(self, pod: str) -> None:
         """A pod's cable, without its address. The pod's end comes up first, so that it sees the node's first packet."""
         node, space = self.spaces["node"], self.spaces[pod]
-        peers.install(space, witness=True)
         _batch(node, f"link add v-{pod} type veth peer name eth0 netns {space.path}\n")
         _batch(space, "link set eth0 up\n")
         _batch(

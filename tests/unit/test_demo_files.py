@@ -23,7 +23,7 @@ NAMESPACE = Series("namespace", "team-a", "", "transmit", "pod")
 
 def test_the_agent_accepts_the_files(tmp_path: Path) -> None:
     """Configuration, policy and pods are valid for the agent's own readers, and stay in the demo's folder."""
-    (tmp_path / "netacct.yaml").write_text(files.config(tmp_path, "iptables"))
+    (tmp_path / "netacct.yaml").write_text(files.config(tmp_path, "iptables", cni=False))
     (tmp_path / "policy.yaml").write_text(files.policy())
     (tmp_path / "pods.yaml").write_text(files.pods(FIRST_PODS))
     effective = config.load(str(tmp_path / "netacct.yaml"))
@@ -54,7 +54,8 @@ def test_page_is_read_into_totals() -> None:
 
 def test_pods_are_read_from_their_info() -> None:
     """A pod is known as soon as its info is there, whether it has traffic or not."""
-    assert exposition.pods('netacct_pod_info{namespace="a",pod="b",uid="c"} 1\n') == {"b"}
+    page = 'netacct_pod_info{namespace="a",pod="b",uid="c"} 1\nnetacct_pod_info{pod="d",workload="e"} 1\n'
+    assert exposition.pods(page) == {("b", ""), ("d", "e")}
 
 
 def test_listing_of_nft_is_read() -> None:
