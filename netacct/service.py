@@ -2,8 +2,8 @@
 
 The main thread is the worker and the only one that touches the agent's state. Sources, the address watcher, HTTP
 connections and the control socket run in threads of their own; all they do to the worker is to put a message into its
-queue, and, where they need an answer, to wait for it with a deadline. Signal handlers do the same, so that a signal
-never interrupts a commit.
+queue, and, where they need an answer, to wait for it with a deadline. So do signals, which therefore never interrupt
+a commit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from typing import Any, TypeAlias
 import netacct
 from netacct import clock, log, policy_file
 from netacct.agent import Agent
-from netacct.config import Config
+from netacct.config import DEFAULT_PATH, Config
 from netacct.control import Command, ControlServer, sole_writer
 from netacct.errors import NetacctError, UsageError
 from netacct.export.endpoints import MetricsEndpoint, routes
@@ -32,18 +33,23 @@ from netacct.export.pages import landing
 from netacct.export.server import Server
 from netacct.identity.ranges import OwnAddresses
 from netacct.identity.source import Health, Replace, SourceEvent, Update
+from netacct.kernel import rdma
+from netacct.list_files import ListFiles
 from netacct.log import Repeats
 from netacct.model import Address
 from netacct.once import make_agent, make_datapath
 from netacct.policy import Policy
 from netacct.sources import FoundRanges, Sources
 from netacct.systemd import Notifier
+from netacct.watch import FileWatch, Mark
 
 LIVE_SECONDS = 60.0
 """The worker is alive when it came round within this time; its longest step is waiting for the xtables lock."""
 
 IDLE_SECONDS = 5.0
-"""The worker comes round at least so often, to tell the watchdog."""
+"""The worker comes round at least so often, to tell the watchdog; sooner where that is shorter."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 SCRAPE_SECONDS = 3.0
 """A scrape waits so long for the worker, if it has the time; a reading takes milliseconds, a held lock seconds."""
@@ -70,21 +76,33 @@ class Signalled:
     number: int
 
 
-Message: TypeAlias = Scrape | Command | Replace | Update | FoundRanges | Signalled | frozenset[Address]
+@dataclass(frozen=True, slots=True)
+class FilesChanged:
+    """Configuration, policy or lists have changed."""
+
+    paths: frozenset[str]
+
+
+Message: TypeAlias = Scrape | Command | Replace | Update | FoundRanges | Signalled | FilesChanged | frozenset[Address]
 
 
 class Service:
     """Runs an agent until it is told to stop.
 
     Args:
-        load: reads the configuration anew; called at start and at SIGHUP. Raises ConfigError.
+        load: reads the configuration anew; called at start, at SIGHUP and when a file changed. Raises ConfigError.
+        path: the configuration file that it reads.
     """
 
-    def __init__(self, load: Callable[[], Config]) -> None:
-        self._load = load
-        self._config = load()
+    def __init__(self, load: Callable[[], Config], path: str = DEFAULT_PATH) -> None:
+        self._load, self._path = load, path
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._files = FileWatch(lambda paths: self._queue.put(FilesChanged(paths)))
+        self._followed: frozenset[str] = frozenset()
+        self._mark = self._files.mark()
+        self._config = load()
         self._notifier = Notifier.from_environment()
+        self._idle = min(IDLE_SECONDS, (self._notifier.watchdog_seconds or 2 * IDLE_SECONDS) / 2)
         self._sources = Sources(self._config, self._queue.put)
         self._round = clock.now()
         self._stopping = False
@@ -100,7 +118,11 @@ class Service:
             begin = time.monotonic()
             self._log.info("starting", version=netacct.__version__, pid=os.getpid(), policy=self._config.policy)
             self._notifier.status("reading the store and installing rules")
-            self._agent = make_agent(self._config, make_datapath(self._config))
+            lists = ListFiles(self._config.state_dir)
+            self._agent = make_agent(self._config, make_datapath(self._config), lists)
+            self._follow(self._config, lists, self._mark)
+            if lists.stale:
+                self._agent.reload_failed()
             with contextlib.ExitStack() as stack:
                 self._start(stack)
                 self._log.info("ready", start_seconds=round(time.monotonic() - begin, 3), status=self._agent.status())
@@ -120,6 +142,8 @@ class Service:
         own = watcher.start(self._queue.put)
         stack.callback(watcher.stop)
         stack.callback(self._stop_sources)
+        self._files.start()
+        stack.callback(self._files.stop)
         self._agent.found_ranges(self._sources.start())
         found = self._agent.start(own, self._first_events(), self._health)
         if found:
@@ -130,16 +154,29 @@ class Service:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP become messages."""
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        before = {number: signal.getsignal(number) for number in numbers}
-        for number in numbers:
-            signal.signal(number, lambda caught, _frame: self._queue.put(Signalled(caught)))
+        """SIGTERM, SIGINT and SIGHUP become messages, by a thread that waits for them; all others have them blocked.
+
+        A handler would not do: Python calls it in this thread, and only when that next wakes up, if the signal comes
+        just as it goes to sleep.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        thread = threading.Thread(target=self._await_signals, name="signals", daemon=True)
+        thread.start()
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self._stopping = True
+            assert thread.ident is not None
+            signal.pthread_kill(thread.ident, signal.SIGHUP)
+            thread.join()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _await_signals(self) -> None:
+        while True:
+            number = signal.sigwait(SIGNALS)
+            if self._stopping:
+                return
+            self._queue.put(Signalled(number))
 
     def _stop_sources(self) -> None:
         self._sources.stop()
@@ -164,7 +201,7 @@ class Service:
 
     def _server(self) -> Server:
         web = self._config.web
-        metrics = MetricsEndpoint(registries(self._view, self._warn))
+        metrics = MetricsEndpoint(registries(self._view, self._warn, rdma.read))
         page = landing(netacct.__version__, web.telemetry_path)
         paths = routes(metrics, self._not_live, self._agent.not_ready, page, web.telemetry_path)
         return Server([ListenAddress(*address) for address in web.listen_address], paths, self._warn)
@@ -200,7 +237,7 @@ class Service:
             if status != self._agent.status():
                 status = self._agent.status()
                 self._notifier.status(status)
-            wait = min(max(self._due() - self._round, 0.0), IDLE_SECONDS)
+            wait = min(max(self._due() - self._round, 0.0), self._idle)
             with contextlib.suppress(queue.Empty):
                 message = self._queue.get(timeout=wait)
                 self._survive(type(message).__name__, partial(self._handle, message))
@@ -231,9 +268,12 @@ class Service:
             self._agent.found_ranges(message.networks)
         elif isinstance(message, Signalled):
             if message.number == signal.SIGHUP:
-                self._reload()
+                self._reload(asked=True)
             else:
                 self._stopping = True
+        elif isinstance(message, FilesChanged):
+            self._log.info("files changed", files=", ".join(sorted(message.paths)))
+            self._reload(asked=False)
         else:
             self._agent.own_addresses(message)
 
@@ -251,28 +291,42 @@ class Service:
                 return self._agent.differences()
         raise UsageError(f"the agent knows no command {command.name!r}")
 
-    def _reload(self) -> None:
-        """Take a new configuration, or keep the old one whole."""
+    def _reload(self, *, asked: bool) -> None:
+        """Take a new configuration, or keep the old one whole. `asked`: somebody wants it, whatever has changed."""
         self._notifier.reloading()
+        mark, lists = self._files.mark(), ListFiles(self._config.state_dir)
+        config: Config | None = None
         try:
             config = self._load()
-            policy = policy_file.load(config.policy)
+            policy = policy_file.load(config.policy, lists)
             self._agent.reconfigure(config, policy)
         except NetacctError as error:
             self._log.error("reload refused, the configuration before stays in force", error=str(error))
             self._agent.reload_failed()
+            self._follow(config or self._config, lists, mark, self._followed)
         else:
-            self._take(config, policy)
+            self._follow(config, lists, mark)
+            self._take(config, policy, asked or config != self._config)
+            lists.keep()
+            if lists.stale:
+                self._agent.reload_failed()
         self._notifier.ready(self._agent.status())
 
-    def _take(self, config: Config, policy: Policy) -> None:
+    def _follow(self, config: Config, lists: ListFiles, mark: Mark, more: frozenset[str] = frozenset()) -> None:
+        """Follow the files that make the configuration and policy, also those that have an error now."""
+        policy = {config.policy} if policy_file.is_path(config.policy) else set()
+        self._followed = frozenset({self._path} | policy | lists.asked | more)
+        self._files.follow(self._followed, mark)
+
+    def _take(self, config: Config, policy: Policy, restart: bool) -> None:
         log.configure(config.log.level, config.log.format)
         for key in _fixed(self._config, config):
             self._log.warning("this change needs a restart", key=key)
         self._config = config
-        self._sources.stop()  # also where nothing changed: a reload is how to make them look
-        self._sources = Sources(config, self._queue.put)
-        self._queue.put(FoundRanges(self._sources.start()))
+        if restart:  # also where nothing changed, if asked: a reload is how to make them look
+            self._sources.stop()
+            self._sources = Sources(config, self._queue.put)
+            self._queue.put(FoundRanges(self._sources.start()))
         self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
 
 

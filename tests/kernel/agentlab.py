@@ -59,6 +59,7 @@ class AgentLab:
         config = {
             "policy": str(self.folder / "policy.yaml"),
             "local_ranges": list(LOCAL.values()),
+            "datapath": "iptables",
             "marks": {"mode": "off"},
             "identity": {"sources": ["file"], "file": {"path": str(self.folder / "pods.yaml")}, "late_binding": "2s"},
             "metrics": {"zero_first": "0s"},
@@ -132,7 +133,7 @@ class AgentLab:
         """Send SIGHUP and wait until it was taken or refused."""
         seen = self.log.count("reload")
         self.hang_up()
-        support.eventually(lambda: self.log.count("reload") > seen)
+        support.eventually(lambda: self.log.count("reload") > seen, 15)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `netacct ARGUMENTS` with the configuration of the lab."""

@@ -305,6 +305,14 @@ def test_the_service_manager_is_told(node: Node, tmp_path: Path) -> None:
         assert [head for head in heads if head in wanted] == wanted
 
 
+def test_signals_are_heeded_at_once(lab: AgentLab) -> None:
+    """No signal waits until the worker happens to wake up, whenever it comes."""
+    for _ in range(50):
+        begin = time.monotonic()
+        lab.reload()
+        assert time.monotonic() - begin < 3
+
+
 def test_a_second_agent_is_refused(lab: AgentLab) -> None:
     """A second `run` ends at once with exit code 1 and says why; the first goes on."""
     second = lab.command("run")

@@ -169,12 +169,12 @@ def _in(node: Node, folder: Path) -> Life:
 
 
 def _telling(moments: list[str]) -> list[int]:
-    """Some of the moments: of each row of like operations the first, one inside, and the last; twenty of those."""
+    """Some of the moments: of each row of like operations the first, one inside, and the last; a dozen of those."""
     chosen: set[int] = set()
     for _, row in itertools.groupby(enumerate(moments), lambda item: item[1].split()[1]):
         numbers = [number for number, _ in row]
         chosen |= {numbers[0], numbers[-1], random.choice(numbers)}
-    return sorted(random.sample(sorted(chosen), min(20, len(chosen))))
+    return sorted(random.sample(sorted(chosen), min(12, len(chosen))))
 
 
 def test_an_installation_that_fails_half_way_doubles_nothing(life: Life) -> None:
