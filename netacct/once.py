@@ -12,6 +12,7 @@ from netacct.books import Books
 from netacct.config import Config
 from netacct.identity.ranges import own_addresses
 from netacct.kernel.base import Datapath
+from netacct.list_files import ListFiles
 
 
 def make_datapath(config: Config) -> Datapath:
@@ -25,9 +26,11 @@ def make_datapath(config: Config) -> Datapath:
     return IptablesDatapath()
 
 
-def make_agent(config: Config, datapath: Datapath) -> Agent:
+def make_agent(config: Config, datapath: Datapath, lists: ListFiles | None = None) -> Agent:
     """An agent with its books loaded from the state directory. Raises ConfigError where the policy has an error."""
-    policy = policy_file.load(config.policy)
+    lists = lists or ListFiles(config.state_dir)
+    policy = policy_file.load(config.policy, lists)
+    lists.keep()
     return Agent(config, policy, datapath, Books(Store(Path(config.state_dir)), config, config.identity.sources))
 
 
