@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTEST := .venv/bin/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-kernel test-prometheus lint format bench golden wheel setup clean
+.PHONY: help demo test test-quick test-kernel test-prometheus test-systemd lint format bench golden wheel setup clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -15,17 +15,20 @@ demo: ## a node, pods and peers in namespaces; real traffic; what was sent besid
 	@tools/setup run
 	@.venv/bin/netacct demo $(ARGS)
 
-test: setup ## everything: quick tests, tests on the real kernel, tests with a real Prometheus
+test: setup ## everything: quick tests, tests on the real kernel, with a real Prometheus, on a Debian that boots
 	$(PYTEST) -q $(ARGS)
 
-test-quick: setup ## without kernel and Prometheus
-	$(PYTEST) -q -m "not kernel and not prometheus" $(ARGS)
+test-quick: setup ## without kernel, Prometheus and containers
+	$(PYTEST) -q -m "not kernel and not prometheus and not systemd" $(ARGS)
 
 test-kernel: setup ## only what runs on the real kernel, in namespaces of its own
 	$(PYTEST) -q -m kernel $(ARGS)
 
 test-prometheus: setup ## only what runs a real Prometheus or promtool
 	$(PYTEST) -q -m prometheus $(ARGS)
+
+test-systemd: setup ## only what boots Debian in containers and runs netacct there as a unit
+	$(PYTEST) -q -m systemd $(ARGS)
 
 lint: setup ## ruff, mypy strict, import contracts
 	.venv/bin/ruff check .

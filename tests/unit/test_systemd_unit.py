@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from netacct import service
+
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNIT = SYSTEMD / "netacct.service"
 
@@ -31,6 +33,7 @@ def test_state_outlives_the_service() -> None:
     unit = settings()
     assert unit["RuntimeDirectory"] == ["netacct"]
     assert unit["RuntimeDirectoryPreserve"] == ["yes"]
+    assert unit["RuntimeDirectoryMode"] == ["0700"]
     assert unit["StateDirectory"] == ["netacct"]
 
 
@@ -39,11 +42,36 @@ def test_errors_that_no_retry_mends_are_not_retried() -> None:
     unit = settings()
     assert unit["Restart"] == ["on-failure"]
     assert unit["RestartPreventExitStatus"] == ["77 78"]
+    assert unit["StartLimitIntervalSec"] == ["0"]
+
+
+def test_firewalls_come_first() -> None:
+    """The unit starts after the services that load a whole ruleset, and requires or delays none of anybody's."""
+    unit = settings()
+    after = {name for line in unit["After"] for name in line.split()}
+    assert after >= {
+        "network-pre.target",
+        "nftables.service",
+        "netfilter-persistent.service",
+        "iptables.service",
+        "ip6tables.service",
+        "firewalld.service",
+        "ufw.service",
+    }
+    assert not unit.keys() & {"Requires", "Requisite", "BindsTo", "PartOf", "Before", "Wants"}
+
+
+def test_the_watchdog_watches_the_worker() -> None:
+    """Readiness and signs of life come from the main process, at several rounds of its loop per watchdog."""
+    unit = settings()
+    assert (unit["Type"], unit["NotifyAccess"]) == (["notify"], ["main"])
+    assert float(unit["WatchdogSec"][0].removesuffix("s")) >= 4 * service.IDLE_SECONDS
 
 
 def test_the_lock_is_writable_and_exists() -> None:
     """The xtables lock is the one file in /run that may be written, and tmpfiles.d makes it for root alone."""
     assert settings()["ReadWritePaths"] == ["/run/xtables.lock"]
+    assert settings()["ReadOnlyPaths"] == ["/run", "/etc/netacct"]
     lines = [x for x in (SYSTEMD / "tmpfiles.d/netacct.conf").read_text().splitlines() if not x.startswith("#")]
     assert lines == ["f /run/xtables.lock 0600 root root -"]
 
