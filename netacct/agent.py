@@ -29,6 +29,7 @@ from netacct.kernel.base import Datapath
 from netacct.log import get
 from netacct.marking import Marking
 from netacct.model import Address, Network
+from netacct.moving import FindOther, no_other
 from netacct.policy import Policy
 from netacct.silence import Silence
 
@@ -56,14 +57,17 @@ class Agent:
         policy: the traffic classes.
         datapath: the kernel side, in this thread's network namespace.
         books: totals and leases, loaded.
+        find_other: opens the datapath that counted here before, if there is one.
 
     Attributes:
         paused: rules are removed, or shall be: `enabled` is false, or somebody asked for it.
     """
 
-    def __init__(self, config: Config, policy: Policy, datapath: Datapath, books: Books) -> None:
+    def __init__(
+        self, config: Config, policy: Policy, datapath: Datapath, books: Books, find_other: FindOther = no_other
+    ) -> None:
         self._config, self._policy, self._datapath, self._books = config, policy, datapath, books
-        self._counting = Counting(datapath, books)
+        self._counting = Counting(datapath, books, find_other)
         self._log = get()
         self._attempt = Attempts(TROUBLE_SECONDS)
         self._silence = Silence()

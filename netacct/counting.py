@@ -1,10 +1,11 @@
 """From the kernel's counters into the books, with nothing lost or doubled on the way, also by a kill.
 
-Three rules make a kill at any point harmless:
+Four rules make a kill at any point harmless:
 
 * a counter that shall go is made to count no more, read, settled and stored, and only then destroyed;
 * at a start, what an earlier life was about to destroy is booked and destroyed before anything else is settled: it may
   have been replaced already, and the books know one set per counter only;
+* what another datapath left is taken out of the way first (`moving.py`);
 * books that are not provably of these counters begin anew, with what the counters hold as their zero; that is stored
   before new rules count anything.
 
@@ -13,6 +14,7 @@ Worker thread only. All methods raise DatapathError.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Iterable
 
@@ -22,7 +24,9 @@ from netacct.errors import NetacctError
 from netacct.export.native import Collected
 from netacct.kernel.base import Datapath, Keep, keep_nothing
 from netacct.kernel.plan import Plan
+from netacct.log import get
 from netacct.model import Address, CounterKey, Snapshot
+from netacct.moving import FindOther, OpenDatapath, goes_on, no_other
 
 
 class _SpokeError(NetacctError):
@@ -37,9 +41,11 @@ class Counting:
         collected: how that went, for the scrape.
     """
 
-    def __init__(self, datapath: Datapath, books: Books) -> None:
-        self._datapath, self._books = datapath, books
+    def __init__(self, datapath: Datapath, books: Books, find_other: FindOther = no_other) -> None:
+        self._datapath, self._books, self._find_other = datapath, books, find_other
         self._keep: Keep = self._keep_and_forget
+        self._log = get()
+        self._left: tuple[str, float] | None = None  # the datapath that counted until then
         self.snapshot = Snapshot(0.0, ())
         self.collected: dict[str, Collected] = {}
 
@@ -48,14 +54,39 @@ class Counting:
 
         Counters of no use to `plan` that are dropped next belong, to new books, to nobody.
         """
-        self._datapath.adopt(plan)
-        present = self._datapath.read()
-        if self._books.resumed and self._books.ledger.contradicts(present):
-            self._books.reject("the kernel's counters are behind it")
+        other = self._find_other()
+        if other is not None:
+            with contextlib.closing(other):
+                self._clear(other, plan)
+        present = self._look(self._datapath, plan)
         if not self._books.resumed:
             self._books.ledger.baseline(present, present.at)
             self._books.save(clock.now())
             self._keep = keep_nothing
+
+    def _look(self, datapath: Datapath, plan: Plan) -> Snapshot:
+        """What a datapath has of the plan's counters. New books begin where the stored ones are ahead of it."""
+        datapath.adopt(plan)
+        present = datapath.read()
+        if self._books.resumed and self._books.ledger.contradicts(present):
+            self._books.reject("the kernel's counters are behind it")
+        return present
+
+    def _clear(self, other: OpenDatapath, plan: Plan) -> None:
+        """Take away what the other datapath left, booked where it is the one that counted."""
+        theirs, mine = self._look(other, plan), self._look(self._datapath, plan)
+        known = self._books.ledger.state().sets
+        begin = clock.now()
+        counted = self._books.resumed and (goes_on(known, theirs) or not mine.readings)
+        if counted and mine.readings:
+            self._log.warning("removing rules that did not count for these totals", datapath=self._datapath.name)
+            self._datapath.remove(keep_nothing)  # first: what the books know must outlive what they do not
+        other.remove(self._keep if counted else keep_nothing)
+        if counted:
+            self._forget_unused(theirs, ())
+            self._left = other.name, begin
+        else:
+            self._log.warning("removed rules that did not count for these totals", datapath=other.name)
 
     def refresh(self) -> None:
         """Read and settle."""
@@ -74,6 +105,10 @@ class Counting:
         self._datapath.install(plan, self._keep)
         self._datapath.add(lease.ip for lease in self._books.leases.open_leases())
         self._keep = self._keep_and_forget
+        if self._left is not None:
+            (name, since), self._left = self._left, None
+            gap = round(clock.now() - since, 3)  # an upper bound: rules were hooked until somewhat later, and are since
+            self._log.warning("moved to another datapath", was=name, now=self._datapath.name, gap_seconds=gap)
         self.refresh()
         self._forget_unused(before, {reading.key for reading in self.snapshot.readings})
 
@@ -83,6 +118,7 @@ class Counting:
         self._keep = self._keep_and_forget
         self._forget_unused(self.snapshot, ())
         self.snapshot = Snapshot(clock.now(), ())
+        self._left = None
 
     def add(self, ips: Iterable[Address]) -> None:
         """Give addresses counters of their own."""

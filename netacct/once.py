@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from netacct import desired, policy_file, sources
+from netacct import choosing, desired, policy_file, sources
 from netacct.accounting.store import Store
 from netacct.agent import Agent
 from netacct.books import Books
@@ -16,22 +16,22 @@ from netacct.list_files import ListFiles
 
 
 def make_datapath(config: Config) -> Datapath:
-    """The datapath that the configuration names. `auto` is iptables in this version."""
-    if config.datapath == "nftables":
-        from netacct.kernel.nftables import NftablesDatapath  # noqa: PLC0415 -- commands without a kernel shall not pay
-
-        return NftablesDatapath()
-    from netacct.kernel.iptables import IptablesDatapath  # noqa: PLC0415 -- as above
-
-    return IptablesDatapath()
+    """The datapath that the configuration names, or for `auto` the one that suits this node; logs which and why."""
+    choice, datapath = choosing.choose(config)
+    choosing.announce(choice)
+    return datapath
 
 
 def make_agent(config: Config, datapath: Datapath, lists: ListFiles | None = None) -> Agent:
-    """An agent with its books loaded from the state directory. Raises ConfigError where the policy has an error."""
+    """An agent with its books loaded from the state directory. Raises ConfigError where the policy has an error.
+
+    What the other datapath left on this node is booked and taken away when the agent starts.
+    """
     lists = lists or ListFiles(config.state_dir)
     policy = policy_file.load(config.policy, lists)
     lists.keep()
-    return Agent(config, policy, datapath, Books(Store(Path(config.state_dir)), config, config.identity.sources))
+    books = Books(Store(Path(config.state_dir)), config, config.identity.sources)
+    return Agent(config, policy, datapath, books, choosing.other_of(datapath.name))
 
 
 def apply(config: Config) -> list[str]:

@@ -62,16 +62,16 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from netacct.control import NoAgentError, ask  # noqa: PLC0415 -- other commands start faster without it
-    from netacct.once import make_datapath  # noqa: PLC0415 -- as above
+    from netacct import choosing  # noqa: PLC0415 -- other commands start faster without it
+    from netacct.control import NoAgentError, ask  # noqa: PLC0415 -- as above
 
     config = configuration(args)
     try:
         found: list[str] = ask(Path(config.state_dir), "differences")
     except NoAgentError:
-        datapath = make_datapath(config)
+        _, datapath = choosing.choose(config)
         datapath.adopt(_plan(config))
-        found = datapath.verify()
+        found = [*choosing.left_over(datapath.name), *datapath.verify()]
     _print_lines(args, found)
     return EX_FAILURE if found else 0
 

@@ -1,0 +1,65 @@
+"""Opening the datapath that this node shall count with, and the other one where it left something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from netacct.config import Config
+from netacct.errors import MissingFeatureError
+from netacct.kernel import detect, detect_look
+from netacct.kernel.detect import IPTABLES, OTHER, Choice
+from netacct.log import get
+from netacct.moving import FindOther, OpenDatapath
+
+
+def choose(config: Config) -> tuple[Choice, OpenDatapath]:
+    """The datapath for a configuration, open, and why it is that one.
+
+    Errors: DatapathError where rules would see little on this node, and `auto` was to decide that; MissingFeatureError
+    where a datapath cannot be had; PermissionRefusedError.
+    """
+    facts = detect_look.look()
+    while True:
+        choice = detect.decide(config.datapath, facts)
+        if config.enabled:  # else rules are only taken away
+            detect.require_sight(config.datapath, choice)
+        try:
+            return choice, open_datapath(choice.name)
+        except MissingFeatureError as error:  # a library, or what no file told
+            if choice.name == config.datapath or choice.name in facts.unusable:
+                raise
+            facts = replace(facts, unusable={**facts.unusable, choice.name: str(error)})
+
+
+def announce(choice: Choice) -> None:
+    """Log what was chosen and why."""
+    get().info("datapath", datapath=choice.name, reason=choice.reason)
+    for obstacle in choice.facts.obstacles:
+        get().warning("rules will not count all that pods send", reason=obstacle)
+
+
+def open_datapath(name: str) -> OpenDatapath:
+    """A datapath in this thread's network namespace. Errors: MissingFeatureError, PermissionRefusedError."""
+    if name == IPTABLES:
+        from netacct.kernel.iptables import IptablesDatapath  # noqa: PLC0415 -- 4 MB, and a tenth of a second
+
+        return IptablesDatapath()
+    from netacct.kernel.nftables import NftablesDatapath  # noqa: PLC0415 -- as above
+
+    return NftablesDatapath()
+
+
+def other_of(name: str) -> FindOther:
+    """How to open the datapath that is not `name`, where it left anything."""
+    return partial(_open_if_there, OTHER[name])
+
+
+def left_over(name: str) -> list[str]:
+    """In words, that the datapath which is not `name` left something; empty where it did not."""
+    other = OTHER[name]
+    return [f"rules and counters of the datapath {other} are left over"] if detect_look.ours(other) else []
+
+
+def _open_if_there(name: str) -> OpenDatapath | None:
+    return open_datapath(name) if detect_look.ours(name) else None
