@@ -155,8 +155,8 @@ def look_around(topology: Topology, agent: Agent) -> str:
 
 def _keep(stage: Stage, agent: Agent, hint: str) -> None:
     """Traffic until a signal comes. The hint goes to stderr: stdout may be a JSON document."""
-    sys.stderr.write(hint)
     with contextlib.suppress(KeyboardInterrupt):
+        sys.stderr.write(hint)  # who reads it may answer with Ctrl-C at once
         while True:
             stage.murmur()
             agent.check_alive()
