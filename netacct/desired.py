@@ -20,12 +20,16 @@ def local_ranges(config: Config) -> tuple[Network, ...]:
     return _joined(config, frozenset())
 
 
-def plan(config: Config) -> planning.Plan:
-    """The plan for this node as it is now. Raises ConfigError and DatapathError."""
+def plan(config: Config) -> tuple[planning.Plan, str]:
+    """The plan for this node as it is now, and why it may lack the marks ("" where it does not).
+
+    Raises ConfigError and DatapathError.
+    """
     policy = policy_file.load(config.policy)
-    allowed = policy.marks if marking.decide(config, policy).enabled else None
+    decision = marking.decide(config, policy)
     own = ranges.own_addresses()
-    return planning.build(policy, _joined(config, own), own, allowed)
+    made = planning.build(policy, _joined(config, own), own, policy.marks if decision.enabled else None)
+    return made, "" if decision.looked else decision.reason
 
 
 def _joined(config: Config, own: frozenset[Address]) -> tuple[Network, ...]:

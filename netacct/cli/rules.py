@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,10 @@ def _explain(args: argparse.Namespace) -> int:
 def _plan(config: Config) -> Plan:
     from netacct import desired  # noqa: PLC0415 -- other commands start faster without it
 
-    return desired.plan(config)
+    plan, unsure = desired.plan(config)
+    if unsure:
+        sys.stderr.write(f"netacct: warning: shown without marks, {unsure}\n")
+    return plan
 
 
 def _write(config: Config, command: str) -> list[str]:

@@ -144,14 +144,16 @@ class FileSource:
         digest = b"" if data is None else hashlib.sha256(data).digest()
         if digest == self._digest:
             return
-        self._digest = digest
+        first, self._digest = not self._health.up, digest
         try:
             observations = () if data is None else pods_file.parse(data, self._path, at)
         except ConfigError as error:
             self._refuse(error)
             return
         self._health = Health(up=True)
-        self._log.info("pods read", present=data is not None, addresses=_owned(observations))
+        # The first reading is news, the hundredth is not: a file that somebody generates changes with every pod.
+        tell = self._log.info if first else self._log.debug
+        tell("pods read", present=data is not None, addresses=_owned(observations))
         emit(Replace(self.name, observations, at))
 
     def _refuse(self, error: ConfigError) -> None:

@@ -50,11 +50,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class MarkDecision:
-    """Whether to set marks; why not, in one line ("" where they are set); and all that was found."""
+    """Whether to set marks; why not, in one line ("" where they are set); all that was found; whether we could look."""
 
     enabled: bool
     reason: str
     findings: tuple[Finding, ...] = ()
+    looked: bool = True
 
 
 class Owner(NamedTuple):
@@ -178,7 +179,7 @@ def resolve(mode: Mode, mask: int | None, root: Path = Path("/")) -> MarkDecisio
     except DatapathError as error:
         if mode == "on":
             raise
-        return MarkDecision(False, f"the node could not be looked at: {error}")
+        return MarkDecision(False, f"the node could not be looked at: {error}", looked=False)
     return decide(mode, findings)
 
 

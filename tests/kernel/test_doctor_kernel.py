@@ -64,7 +64,7 @@ def names(path: str) -> list[str]:
 def install(path: str) -> None:
     """Put netacct's rules in place."""
     datapath = IptablesDatapath()
-    datapath.install(desired.plan(config.load(path)))
+    datapath.install(desired.plan(config.load(path))[0])
     datapath.close()
 
 

@@ -166,7 +166,8 @@ class Node:
 
     def kill(self, pod: str) -> None:
         """Take a pod's link and namespace away."""
-        self._topology.kill(pod)
+        self._topology.unplug(pod)
+        self._topology.bury(pod)
 
     def give_addresses(self, pod: str) -> None:
         """Put a new pod at its address."""

@@ -65,7 +65,7 @@ def rules(config: Config, *, installed: bool, answered: tuple[str, ...] | None) 
         with contextlib.closing(IptablesDatapath()) as datapath:
             if not installed or not config.enabled:
                 return Rules(installed)
-            datapath.adopt(desired.plan(config))
+            datapath.adopt(desired.plan(config)[0])
             return Rules(installed, tuple(datapath.verify()))
     except MissingFeatureError as error:
         return Rules(installed, unavailable=str(error))
