@@ -11,9 +11,9 @@ help: ## this list
 setup: ## system packages, .venv, test tools
 	@tools/setup dev
 
-demo: ## a node, pods and peers in namespaces; real traffic; what was sent beside what was counted (ARGS="--keep")
+demo: ## a node, pods, peers, real traffic; what was sent beside what was counted (DATAPATH=nftables ARGS="--keep")
 	@tools/setup run
-	@.venv/bin/netacct demo $(ARGS)
+	@.venv/bin/netacct demo $(if $(DATAPATH),--datapath $(DATAPATH)) $(ARGS)
 
 test: setup ## everything: quick tests, tests on the real kernel, with a real Prometheus, on a Debian that boots
 	$(PYTEST) -q $(ARGS)
