@@ -15,18 +15,12 @@ from netacct.yamlfile import Node
 
 
 class Claim(NamedTuple):
-    """A class's claim on a prefix of a list."""
+    """A class's claim on prefixes of a list; `origin` is for people: `p.yaml:7 (/lists/ip-ranges.json: S3, eu-1)`."""
 
     traffic: str
     narrowness: int
-    what: str
-    selection: Selection
-
-    @property
-    def origin(self) -> str:
-        """Where it comes from, for people: `p.yaml:7 (/lists/ip-ranges.json: S3, eu-west-1)`."""
-        source = f"{self.selection.path}: {self.what}" if self.what else self.selection.path
-        return f"{origin(self.selection.node)} ({source})"
+    origin: str
+    node: Node
 
 
 def selections(node: Node) -> Iterator[Selection]:
@@ -85,12 +79,18 @@ def listed(
     """
     claims: dict[Network, list[Claim]] = {}
     for name, selection in chosen:
+        made: dict[tuple[str, int], Claim] = {}  # thousands of prefixes share a few
         for net, what, narrowness in files.take(selection):
+            claim = made.get((what, narrowness))
+            if claim is None:
+                source = f"{selection.path}: {what}" if what else selection.path
+                claim = Claim(name, narrowness, f"{origin(selection.node)} ({source})", selection.node)
+                made[what, narrowness] = claim
             best = claims.setdefault(net, [])
             if best and narrowness > best[0].narrowness:
                 best.clear()
             if not best or (narrowness == best[0].narrowness and all(rival.traffic != name for rival in best)):
-                best.append(Claim(name, narrowness, what, selection))
+                best.append(claim)
     for net, rivals in claims.items():
         if net in written:
             continue
@@ -100,7 +100,7 @@ def listed(
 
 
 def _tie(net: Network, one: Claim, other: Claim) -> ConfigError:
-    return other.selection.node.error(
+    return other.node.error(
         f"{net} is in lists of class {one.traffic!r}, {one.origin}, and of class {other.traffic!r}, {other.origin}",
         "one of the two selected more narrowly, by service or region, or the CIDR itself under cidrs",
     )
