@@ -257,6 +257,17 @@ class Agent:
         self._install()
         self._log.info("rules installed, accounting goes on")
 
+    def move(self, datapath: Datapath) -> None:
+        """Count with another datapath from now on; what cannot be installed at once, `tick` tries again.
+
+        Errors: DatapathError where the present one cannot be taken away; then it stays.
+        """
+        self._counting.move(datapath)
+        self._datapath = datapath
+        if not self.paused:
+            self._plan = self._build()
+            self._attempt("installation", self._install)
+
     def stop(self) -> None:
         """Book and store the last reading; rules stay and go on counting."""
         if not self.paused:

@@ -120,6 +120,12 @@ class Counting:
         self.snapshot = Snapshot(clock.now(), ())
         self._left = None
 
+    def move(self, datapath: Datapath) -> None:
+        """Book and take away everything, and count with another datapath from the next `install` on."""
+        name, begin = self._datapath.name, clock.now()
+        self.remove()
+        self._datapath, self._left = datapath, (name, begin)
+
     def add(self, ips: Iterable[Address]) -> None:
         """Give addresses counters of their own."""
         self._datapath.add(ips)

@@ -13,9 +13,10 @@ from netacct.config import Config
 from netacct.identity.ranges import own_addresses
 from netacct.kernel.base import Datapath
 from netacct.list_files import ListFiles
+from netacct.moving import OpenDatapath
 
 
-def make_datapath(config: Config) -> Datapath:
+def make_datapath(config: Config) -> OpenDatapath:
     """The datapath that the configuration names, or for `auto` the one that suits this node; logs which and why."""
     choice, datapath = choosing.choose(config)
     choosing.announce(choice)

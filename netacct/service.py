@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import netacct
-from netacct import clock, log, policy_file
+from netacct import choosing, clock, log, policy_file
 from netacct.agent import Agent
 from netacct.config import DEFAULT_PATH, Config
 from netacct.control import Command, ControlServer, sole_writer
@@ -37,6 +37,7 @@ from netacct.kernel import rdma
 from netacct.list_files import ListFiles
 from netacct.log import Repeats
 from netacct.model import Address
+from netacct.moving import OpenDatapath
 from netacct.once import make_agent, make_datapath
 from netacct.policy import Policy
 from netacct.sources import FoundRanges, Sources
@@ -109,6 +110,7 @@ class Service:
         self._not_before = 0.0
         self._repeats = Repeats(TROUBLE_SECONDS)
         self._agent: Agent
+        self._datapath: OpenDatapath
         self._log = log.get()
 
     def run(self) -> int:
@@ -119,7 +121,8 @@ class Service:
             self._log.info("starting", version=netacct.__version__, pid=os.getpid(), policy=self._config.policy)
             self._notifier.status("reading the store and installing rules")
             lists = ListFiles(self._config.state_dir)
-            self._agent = make_agent(self._config, make_datapath(self._config), lists)
+            self._datapath = make_datapath(self._config)
+            self._agent = make_agent(self._config, self._datapath, lists)
             self._follow(self._config, lists, self._mark)
             if lists.stale:
                 self._agent.reload_failed()
@@ -282,7 +285,7 @@ class Service:
             case "pods":
                 return self._agent.pods()
             case "apply":
-                return self._agent.apply()
+                return [*self._choose_anew(self._config), *self._agent.apply()]
             case "remove":
                 if not self._agent.paused:
                     self._agent.pause()
@@ -290,6 +293,25 @@ class Service:
             case "differences":
                 return self._agent.differences()
         raise UsageError(f"the agent knows no command {command.name!r}")
+
+    def _choose_anew(self, config: Config) -> list[str]:
+        """Move to the datapath that suits now; returns that in words, where it is another. Raises DatapathError."""
+        if not config.enabled:
+            return []
+        choice, datapath = choosing.choose(config)
+        before = self._datapath
+        if choice.name == before.name:
+            datapath.close()
+            return []
+        choosing.announce(choice)
+        try:
+            self._agent.move(datapath)
+        except NetacctError:
+            datapath.close()
+            raise
+        self._datapath = datapath
+        before.close()
+        return [f"the datapath was {before.name}"]
 
     def _reload(self, *, asked: bool) -> None:
         """Take a new configuration, or keep the old one whole. `asked`: somebody wants it, whatever has changed."""
@@ -299,6 +321,8 @@ class Service:
         try:
             config = self._load()
             policy = policy_file.load(config.policy, lists)
+            if config.datapath != self._config.datapath or config.datapath not in ("auto", self._datapath.name):
+                self._choose_anew(config)
             self._agent.reconfigure(config, policy)
         except NetacctError as error:
             self._log.error("reload refused, the configuration before stays in force", error=str(error))
@@ -335,7 +359,6 @@ def _fixed(old: Config, new: Config) -> list[str]:
     pairs = {
         "state_dir": (old.state_dir, new.state_dir),
         "web": (old.web, new.web),
-        "datapath": (old.datapath, new.datapath),
     }
     return [key for key, (was, now) in pairs.items() if was != now]
 

@@ -155,6 +155,30 @@ def test_rules_apply_moves_without_an_agent(lab: AgentLab, before: str, after: s
     assert lab.totals() == {("a-0", "internet"): octets}
 
 
+@pytest.mark.parametrize(("before", "after"), WAYS)
+def test_a_running_agent_moves_when_it_is_told(lab: AgentLab, before: str, after: str) -> None:
+    """`rules apply` makes a running agent with `auto` follow a new hint, and a reload another setting; all is exact."""
+    lab.configure(datapath="auto")
+    sh(HINT[before][0])
+    lab.start()
+    octets = datagrams(lab.node)
+    sh(HINT[before][1], HINT[after][0])
+    assert build_info(lab) == before
+    told = lab.command("rules", "apply", "-o", "json")
+    assert json.loads(told.stdout) == [f"the datapath was {before}"]
+    assert (build_info(lab), installed()) == (after, [after])
+    octets += datagrams(lab.node)
+    assert lab.command("rules", "apply").stdout == ""
+    lab.configure(datapath=before)
+    lab.reload()
+    until(lambda: (build_info(lab), installed()) == (before, [before]))
+    octets += datagrams(lab.node)
+    until(lambda: lab.totals() == {("a-0", "internet"): octets})
+    assert lab.log.count("gap_seconds") == 2
+    assert lab.metric("netacct_unexplained_resets_total") == 0
+    assert lab.metric("netacct_config_last_reload_successful") == 1
+
+
 @pytest.mark.parametrize(("mine", "stranger"), WAYS)
 def test_what_a_stranger_counted_is_not_counted_twice(lab: AgentLab, mine: str, stranger: str) -> None:
     """Rules of the other datapath that counted beside the agent's own for another store are removed, unbooked."""
