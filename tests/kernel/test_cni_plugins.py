@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import agentlab
@@ -128,6 +130,46 @@ def test_real_pods_are_counted_exactly(cni: CniNode, node: support.Node, tmp_pat
         time.sleep(agent.SHARED_SECONDS)
         assert lab.totals()["eval-1", "node"] == to_gateway.bytes
         assert "Traceback" not in lab.log
+
+
+def test_sources_and_ranges_change_while_the_agent_runs(
+    netns: support.Netns, node: support.Node, tmp_path: Path
+) -> None:
+    """A network that is configured later is counted from then on, and a source that a reload removes says no more."""
+    with cnilab.cni_node(netns, tmp_path / "cni") as cni, agentlab.agent_lab(node, tmp_path) as lab:
+        conflist = cni.configuration / "10-pods.conflist"
+        aside = conflist.rename(tmp_path / "aside")
+        lab.pods({})
+        lab.configure(
+            local_ranges=[],
+            ranges={"cni": {"directories": [str(cni.configuration)]}},
+            identity={"sources": ["file"], "file": {"path": str(tmp_path / "pods.yaml")}, "late_binding": "0s"},
+        )
+        lab.start()
+        aside.rename(conflist)
+        agentlab.until(lambda: all(RANGES[family] in support.table(family) for family in BOTH))
+        pod = cni.add("team-a", "train-0")
+        sent: dict[tuple[str, str], int] = {}
+        drive(node, pod, sent, {}, 3)
+        agentlab.until(lambda: internet(lab.totals("unattributed")) == {("", "internet"): sent["train-0", "internet"]})
+        for sources, known in ((["cni"], {"train-0"}), (["file"], set())):
+            lab.configure(
+                identity={
+                    "sources": sources,
+                    "cni": {"directories": [str(cni.results)]},
+                    "file": {"path": str(tmp_path / "pods.yaml")},
+                }
+            )
+            lab.reload()
+            agentlab.until(partial(shows, lab, known))
+
+
+def shows(lab: agentlab.AgentLab, pods: set[str]) -> bool:
+    """Whether exactly these pods hold an address now."""
+    done = lab.command("pods", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {entry["pod"] for entry in found} == pods
 
 
 def drive(
