@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from netacct import log
+from netacct import log, rtnetlink
 from netacct.errors import NetacctError
-from netacct.identity import rtnetlink
 from netacct.model import Address, Network
 from netacct.policy import countable_own, sort_key
 

@@ -24,12 +24,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from netacct import clock, log
+from netacct import clock, log, rtnetlink
 from netacct.errors import NetacctError
-from netacct.identity import rtnetlink
-from netacct.identity.rtnetlink import Message, Overrun
 from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.model import Address, Observation
+from netacct.rtnetlink import Message, Overrun
 
 SOURCE = "veth"
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from netacct.identity import ranges, rtnetlink
+from netacct import rtnetlink
+from netacct.identity import ranges
 from netacct.identity.ranges import OwnAddresses, own_addresses
 from netacct.model import Address, pack
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import support
 
-from netacct.identity import rtnetlink, veth
-from netacct.identity.rtnetlink import Message, Overrun
+from netacct import rtnetlink
+from netacct.identity import veth
 from netacct.identity.source import Replace, SourceEvent, Update
 from netacct.identity.veth import VethSource, digest
 from netacct.model import Observation, Pod, pack, unpack
+from netacct.rtnetlink import Message, Overrun
 
 pytestmark = pytest.mark.kernel
 
