@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
 from netacct.kernel.plan import Plan
+from netacct.kernel.position import Position
 from netacct.model import Address, Snapshot
 
 Keep: TypeAlias = Callable[[Snapshot], None]
@@ -26,9 +27,13 @@ class Datapath(Protocol):
     """
 
     name: str
+    position: Position
+    """Whose rules stand before ours, and what was done about it, where the kernel side has such a thing as an order."""
 
     def install(self, plan: Plan, keep: Keep = keep_nothing) -> Snapshot:
         """Bring the kernel to `plan`, over nothing or over any older plan, keeping every counter that both have.
+
+        Rules that others put before ours are overtaken when it is time for that, by what `position` remembers.
 
         Sets that an earlier agent left are adopted with their epochs, and leftovers that nothing refers to are dropped
         like a retired class: unhooked, read, kept, destroyed.
@@ -40,7 +45,10 @@ class Datapath(Protocol):
         ...
 
     def verify(self) -> list[str]:
-        """Each difference between the kernel and the installed plan, in words; empty when in sync. Writes nothing."""
+        """Each difference that `install` would mend between the kernel and the installed plan, in words.
+
+        Empty when in sync. Writes nothing. What our rules stay behind for now is in `position.shadows()` instead.
+        """
         ...
 
     def read(self) -> Snapshot:

@@ -15,6 +15,7 @@ from netacct.errors import DatapathError
 from netacct.kernel import layout
 from netacct.kernel.base import Keep, keep_nothing
 from netacct.kernel.plan import Plan
+from netacct.kernel.position import Position
 from netacct.model import (
     WHOLE,
     ZERO,
@@ -82,6 +83,7 @@ class FakeDatapath:
         self.kernel = kernel or FakeKernel()
         self._plan: Plan | None = None
         self._leased: set[Address] = set()
+        self.position = Position()
 
     def install(self, plan: Plan, keep: Keep = keep_nothing) -> Snapshot:
         """See `Datapath.install`."""

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from netacct import clock
 from netacct.errors import DatapathError, MissingFeatureError, PermissionRefusedError
 from netacct.kernel import layout
 from netacct.kernel.base import Keep, keep_nothing
@@ -28,6 +29,7 @@ from netacct.kernel.lock import PATIENCE, xtables_lock
 from netacct.kernel.mangle import MangleTable
 from netacct.kernel.netlink import Netlink
 from netacct.kernel.plan import Plan
+from netacct.kernel.position import Position
 from netacct.kernel.rulebuilder import RuleBuilder
 from netacct.kernel.setmaker import Members
 from netacct.lean import hidden
@@ -63,6 +65,7 @@ class IptablesDatapath:
         self._layouts: tuple[Layout, ...] = ()
         self._prefilled: dict[Family, frozenset[Address]] = {}
         self._leased: set[Address] = set()
+        self.position = Position()
 
     def close(self) -> None:
         """Close the netlink socket. Rules and counters stay."""
@@ -110,6 +113,7 @@ class IptablesDatapath:
         self._set_plan((), {})
         self._leased.clear()
         chains = [name for family in _FAMILIES for name in self._edit(self._layout(family))]
+        self.position.forget()
         spares, _ = self._sets.drop(self._sets.spares(), keep)  # first: they are older than what replaced them
         others, sets = self._sets.drop(self._sets.ours(), keep)
         if chains or sets:
@@ -157,7 +161,8 @@ class IptablesDatapath:
             return ["table mangle is missing"] if wanted.chains else []
         built = RuleBuilder(self._iptc, wanted.family, self._sets.present_names()).build(wanted)
         with self._table(wanted.family) as table:
-            return table.differences(built)
+            held = self.position.look(wanted.family, table.rivals(built), clock.now())
+            return table.differences(built, held)
 
     def _table(self, family: Family) -> contextlib.closing[MangleTable]:
         return contextlib.closing(MangleTable(self._iptc, family))
@@ -169,8 +174,10 @@ class IptablesDatapath:
         built = RuleBuilder(self._iptc, wanted.family, self._sets.names).build(wanted)  # 0.2 ms a rule: before the lock
         for attempt in range(_COMMIT_TRIES):
             with xtables_lock(self._patience), _sigterm_held_off(), self._table(wanted.family) as table:
-                stuck = table.apply(built)
+                held = self.position.look(wanted.family, table.rivals(built), clock.now())
+                stuck = table.apply(built, held)
                 if table.commit():
+                    self.position.moved(wanted.family, clock.now())
                     return stuck
             # somebody wrote without the lock; not cryptography: two writers shall not keep step
             time.sleep(0.005 * 2**attempt * random.uniform(0.5, 1.5))  # noqa: S311

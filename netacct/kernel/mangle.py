@@ -12,6 +12,7 @@ from typing import Any
 
 from netacct.errors import DatapathError, MissingFeatureError, NetacctError, PermissionRefusedError
 from netacct.kernel.layout import CHAIN_PREFIX
+from netacct.kernel.position import Held, Rival
 from netacct.kernel.rulebuilder import HOOKS, BuiltLayout, BuiltRule
 from netacct.kernel.xtables import (
     Entry,
@@ -20,6 +21,9 @@ from netacct.kernel.xtables import (
     has_standard_target,
     hook_differences,
     hook_in_sync,
+    jump_of,
+    place,
+    rivals,
 )
 from netacct.model import Family
 
@@ -70,18 +74,30 @@ class MangleTable:
             policy, counters = self._table.get_policy(name)
             self._table.set_policy(name, policy, counters)
 
-    def differences(self, wanted: BuiltLayout) -> list[str]:
-        """What is wrong with our rules, in words."""
+    def rivals(self, wanted: BuiltLayout) -> list[Rival]:
+        """Who is ahead of our rules in the hooks and can hide them, or would be, were they where others keep them."""
+        found = []
+        for name, rules in wanted.hooks.items():
+            entries = self._entries(name) or []
+            hooked = any(entry.ours for entry in entries)
+            ahead = rivals(entries if hooked else [*entries, *_entries_of(rules)], self._entries)
+            found += [Rival(self._family, name, jump_of(entry), number, hooked) for number, entry in ahead]
+        return list(dict.fromkeys(found))
+
+    def differences(self, wanted: BuiltLayout, held: Held) -> list[str]:
+        """What is wrong with our rules, in words; their place is not, in hooks where they are held."""
         found = []
         for name, rules in wanted.chains.items():
             found += chain_differences(name, _entries_of(rules), self._entries(name))
         for name, rules in wanted.hooks.items():
-            found += hook_differences(name, _entries_of(rules), self._entries(name) or [], self._entries)
+            entries = self._entries(name) or []
+            found += hook_differences(name, _entries_of(rules), entries, self._entries, held=name in held)
         return found + [f"chain {name} is left over" for name in self._stale(wanted)]
 
-    def apply(self, wanted: BuiltLayout) -> list[str]:
+    def apply(self, wanted: BuiltLayout, held: Held) -> list[str]:
         """Make our chains and our rules in the hooks what the layout says; what is so already stays untouched.
 
+        Our rules come first in their hooks, but where they are held behind rivals.
         Returns the old chains of ours that stay, empty, because rules of others lead to them.
         """
         for name in wanted.chains:
@@ -93,16 +109,17 @@ class MangleTable:
                 for rule in rules:
                     self._do("append_entry", name, rule.buffer)
         for name, rules in wanted.hooks.items():
-            self._apply_hook(name, rules)
+            self._apply_hook(name, rules, held.get(name, set()))
         return self._delete(self._stale(wanted))
 
-    def _apply_hook(self, name: str, rules: list[BuiltRule]) -> None:
+    def _apply_hook(self, name: str, rules: list[BuiltRule], jumps: set[str]) -> None:
         entries = self._entries(name) or []
-        if hook_in_sync(_entries_of(rules), entries, self._entries):
+        if hook_in_sync(_entries_of(rules), entries, self._entries, held=bool(jumps)):
             return
+        first = place(entries, jumps)
         for position in reversed([at for at, entry in enumerate(entries) if entry.ours]):
             self._delete_rule(name, position)
-        for position, rule in enumerate(rules):
+        for position, rule in enumerate(rules, first):
             self._do("insert_entry", name, rule.buffer, position)
 
     def _stale(self, wanted: BuiltLayout) -> list[str]:

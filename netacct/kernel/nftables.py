@@ -24,6 +24,7 @@ from netacct.kernel.nft_reader import NftReader
 from netacct.kernel.nft_sets import Members, NftSets, Present
 from netacct.kernel.nft_writer import NftWriter, RefusedError
 from netacct.kernel.plan import Plan
+from netacct.kernel.position import Position
 from netacct.model import Address, Family, Reading, Snapshot, family_of
 
 _FAMILIES: tuple[Family, ...] = (4, 6)
@@ -51,6 +52,7 @@ class NftablesDatapath:
         self._prefilled: dict[Family, frozenset[Address]] = {}
         self._leased: set[Address] = set()
         self._checked: int | None = None
+        self.position = Position()  # nobody is before us: our chains are of their own, and all chains of a hook are run
 
     def close(self) -> None:
         """Close the sockets. The tables stay, and are nobody's where they were ours."""

@@ -8,7 +8,7 @@ linux/netfilter_ipv6/ip6_tables.h), xt_entry_match and xt_entry_target (linux/ne
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -126,9 +126,25 @@ def _can_end(entry: Entry, chain: ChainReader, *, builtin: bool, seen: frozenset
     return entry.verdict != "" and entry.verdict not in CONTINUES
 
 
-def hook_in_sync(wanted: Sequence[Entry], entries: Sequence[Entry], chain: ChainReader) -> bool:
-    """Whether a hook needs no change: our rules are there once, in order, and nothing before them can hide them."""
-    return [entry for entry in entries if entry.ours] == list(wanted) and not rivals(entries, chain)
+def hook_in_sync(wanted: Sequence[Entry], entries: Sequence[Entry], chain: ChainReader, *, held: bool = False) -> bool:
+    """Whether a hook needs no change: our rules are there once, in order, and nothing before them can hide them.
+
+    With `held` they may be hidden: they keep their place.
+    """
+    return [entry for entry in entries if entry.ours] == list(wanted) and (held or not rivals(entries, chain))
+
+
+def place(entries: Sequence[Entry], jumps: Collection[str]) -> int:
+    """After how many rules of others ours are to be inserted, once those that are there are deleted.
+
+    First of all, unless there are `jumps` of rivals (as `jump_of` writes them) to stay behind: then where ours were, or
+    else right behind the first rival.
+    """
+    if not jumps:
+        return 0
+    ours = [number for number, entry in enumerate(entries) if entry.ours]
+    theirs = [number for number, entry in enumerate(entries, 1) if jump_of(entry) in jumps]
+    return [*ours, *theirs, 0][0]
 
 
 def chain_differences(name: str, wanted: Sequence[Entry], found: Sequence[Entry] | None) -> list[str]:
@@ -138,39 +154,42 @@ def chain_differences(name: str, wanted: Sequence[Entry], found: Sequence[Entry]
     differences = []
     for number, (want, have) in enumerate(zip_longest(wanted, found), 1):
         if have is None:
-            differences.append(f"chain {name}: rule {number} ({_words(want)}) is missing")
+            differences.append(f"chain {name}: rule {number} ({jump_of(want)}) is missing")
         elif want is None:
-            differences.append(f"chain {name}: rule {number} ({_words(have)}) should not be there")
+            differences.append(f"chain {name}: rule {number} ({jump_of(have)}) should not be there")
         elif want != have:
-            differences.append(f"chain {name}: rule {number} ({_words(have)}) is not what we installed")
+            differences.append(f"chain {name}: rule {number} ({jump_of(have)}) is not what we installed")
     return differences
 
 
-def hook_differences(name: str, wanted: Sequence[Entry], entries: Sequence[Entry], chain: ChainReader) -> list[str]:
+def hook_differences(
+    name: str, wanted: Sequence[Entry], entries: Sequence[Entry], chain: ChainReader, *, held: bool = False
+) -> list[str]:
     """What is wrong with our rules in a hook, in words; empty exactly when `hook_in_sync`."""
     ours = [entry for entry in entries if entry.ours]
     differences = []
     for want in dict.fromkeys(wanted):
         surplus = ours.count(want) - list(wanted).count(want)
         if surplus < 0:
-            differences.append(f"hook {name}: our rule ({_words(want)}) is absent")
+            differences.append(f"hook {name}: our rule ({jump_of(want)}) is absent")
         elif surplus > 0:
-            differences.append(f"hook {name}: our rule ({_words(want)}) is there {surplus + 1} times")
+            differences.append(f"hook {name}: our rule ({jump_of(want)}) is there {surplus + 1} times")
     differences += [
-        f"hook {name}: a rule that we did not install leads to our chain ({_words(entry)})"
+        f"hook {name}: a rule that we did not install leads to our chain ({jump_of(entry)})"
         for entry in dict.fromkeys(ours)
         if entry not in wanted
     ]
     if not differences and ours != list(wanted):
         differences.append(f"hook {name}: our rules are out of order")
-    differences += [
-        f"hook {name}: our rules are behind rule {number} ({_words(entry)}), which can end traversal"
-        for number, entry in rivals(entries, chain)
+    hiding = [] if held else rivals(entries, chain)
+    return differences + [
+        f"hook {name}: our rules are behind rule {number} ({jump_of(entry)}), which can end traversal"
+        for number, entry in hiding
     ]
-    return differences
 
 
-def _words(entry: Entry) -> str:
+def jump_of(entry: Entry) -> str:
+    """Where a rule leads, as iptables would write it."""
     if not entry.verdict:
         return "no target"
     return f"{'-g' if entry.goto else '-j'} {entry.verdict}"

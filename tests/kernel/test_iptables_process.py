@@ -83,7 +83,7 @@ def test_a_commit_over_a_changed_table_is_refused() -> None:
         datapath.install(plan())
         (wanted, _) = layout.build(plan(storage=False))
         with closing(MangleTable(datapath._iptc, 4)) as stale:
-            stale.apply(RuleBuilder(datapath._iptc, 4, datapath._sets.names).build(wanted))
+            stale.apply(RuleBuilder(datapath._iptc, 4, datapath._sets.names).build(wanted), {})
             sh("iptables-legacy -t mangle -A FORWARD -p tcp")
             before = table(4)
 

@@ -14,6 +14,7 @@ from netacct.kernel.xtables import (
     has_standard_target,
     hook_differences,
     hook_in_sync,
+    place,
     rivals,
 )
 from netacct.model import Family
@@ -112,6 +113,34 @@ def test_a_hook_in_sync_needs_no_words() -> None:
 
     assert hook_in_sync([OURS, ALSO], entries, CHAINS.get)
     assert hook_differences("INPUT", [OURS, ALSO], entries, CHAINS.get) == []
+
+
+def test_rules_that_are_held_may_be_hidden() -> None:
+    """In a hook where our rules keep their place a rival is no difference, but everything else is."""
+    entries = [rule("DROP"), OURS, ALSO]
+
+    assert hook_in_sync([OURS, ALSO], entries, CHAINS.get, held=True)
+    assert hook_differences("INPUT", [OURS, ALSO], entries, CHAINS.get, held=True) == []
+    assert hook_differences("INPUT", [OURS, ALSO], entries[:2], CHAINS.get, held=True) == [
+        "hook INPUT: our rule (-j NETACCT-HI) is absent"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entries", "jumps", "first"),
+    [
+        ([rule("DROP"), OURS], set(), 0),
+        ([extension("MARK"), rule("DROP"), rule("ACCEPT"), rule("DROP")], {"-j DROP"}, 2),
+        ([rule("DROP"), rule("ACCEPT"), OURS, rule("DROP"), OURS], {"-j DROP"}, 2),
+        ([OURS, rule("DROP"), OURS], {"-j DROP"}, 0),
+        ([rule("ACCEPT")], {"-j DROP"}, 0),
+        ([], {"-j DROP"}, 0),
+    ],
+    ids=["nobody to yield to", "absent", "duplicate behind", "duplicate around", "rival is gone", "empty"],
+)
+def test_held_rules_are_put_back_where_they_were(entries: list[Entry], jumps: set[str], first: int) -> None:
+    """Ours go to the head of a hook, but with somebody to yield to: where they were, or else right behind that one."""
+    assert place(entries, jumps) == first
 
 
 def test_a_chain_is_compared_rule_by_rule() -> None:
