@@ -31,6 +31,7 @@ from netacct.marking import Marking
 from netacct.model import Address, Network
 from netacct.moving import FindOther, no_other
 from netacct.policy import Policy
+from netacct.rivals import Rivals, all_differences, blind_spots
 from netacct.silence import Silence
 
 SHARED_SECONDS = 1.0
@@ -75,6 +76,7 @@ class Agent:
         self._found: tuple[Network, ...] = ()
         self._sources: Callable[[], Mapping[str, Health]] = dict
         self._marking = Marking()
+        self._rivals = Rivals()
         self._plan: planning.Plan | None = None
         self._differences: list[str] = []
         self._repairs = 0
@@ -183,8 +185,9 @@ class Agent:
         if self.paused:
             self.resume()
             return ["rules were removed"]
-        found = self._datapath.verify()
+        found = all_differences(self._datapath)
         if found:
+            self._datapath.position.forget()
             self._install()
             self._repairs += 1
         return found
@@ -192,7 +195,7 @@ class Agent:
     def differences(self) -> list[str]:
         """How the kernel differs from what it should be; changes nothing. Raises DatapathError."""
         if not self.paused:
-            return self._datapath.verify()
+            return all_differences(self._datapath)
         return ["rules are removed, until `netacct rules apply`"] if self._config.enabled else []
 
     def view(self) -> View:
@@ -296,6 +299,7 @@ class Agent:
         if self.paused:
             return "paused: rules are removed"
         state = "in sync" if not self._differences else f"{len(self._differences)} differences"
+        state += ", behind others" if any(blind_spots(self._datapath).values()) else ""
         leases = len(self._books.leases.open_leases())
         return f"accounting {leases} addresses, policy {self._policy.name}, rules {state}"
 
@@ -356,7 +360,7 @@ class Agent:
             self._mend_at = 0.0
 
     def _compare(self) -> None:
-        self._differences = self._datapath.verify()
+        self._differences = self._rivals.verify(self._datapath)
 
     def _mend(self) -> None:
         if self._attempt.is_news("mend"):
@@ -364,7 +368,7 @@ class Agent:
             self._log.warning("rules are not in sync, repairing", count=len(self._differences), first=first)
         if self._attempt("repair", self._install):
             self._repairs += 1
-            self._check()
+            self._attempt("check", self._compare)  # what is broken again already waits for the next check
 
     def _forget_silent(self) -> None:
         """Take away the counters of addresses that have had neither lease nor packet for long."""
@@ -397,6 +401,7 @@ class Agent:
             pods=shown.pods,
             pod_labels=config.metrics.labels,
             detail=Detail(config.metrics.pods, config.metrics.workloads, config.metrics.packets),
+            blind_spots=blind_spots(self._datapath),
             rules_in_sync=not self._differences and not self.paused if config.enabled else None,
             rule_repairs=self._repairs,
             counter_resets=ledger.resets,
