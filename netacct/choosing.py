@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from netacct.config import Config
-from netacct.errors import MissingFeatureError
+from netacct.errors import DatapathError, MissingFeatureError
 from netacct.kernel import detect, detect_look
-from netacct.kernel.detect import IPTABLES, OTHER, Choice
+from netacct.kernel.detect import IPTABLES, OTHER, Choice, Facts
 from netacct.log import get
 from netacct.moving import FindOther, OpenDatapath
 
@@ -19,15 +19,24 @@ def choose(config: Config) -> tuple[Choice, OpenDatapath]:
     Errors: DatapathError where rules would see little on this node, and `auto` was to decide that; MissingFeatureError
     where a datapath cannot be had; PermissionRefusedError.
     """
-    facts = detect_look.look()
-    while True:
-        choice = detect.decide(config.datapath, facts)
-        if config.enabled:  # else rules are only taken away
+    choice, datapath = open_suitable(config.datapath, detect_look.look())
+    if config.enabled:  # else rules are only taken away
+        try:
             detect.require_sight(config.datapath, choice)
+        except DatapathError:
+            datapath.close()
+            raise
+    return choice, datapath
+
+
+def open_suitable(configured: str, facts: Facts) -> tuple[Choice, OpenDatapath]:
+    """As `choose`, by facts, and without a judgement on what rules would see."""
+    while True:
+        choice = detect.decide(configured, facts)
         try:
             return choice, open_datapath(choice.name)
         except MissingFeatureError as error:  # a library, or what no file told
-            if choice.name == config.datapath or choice.name in facts.unusable:
+            if choice.name == configured or choice.name in facts.unusable:
                 raise
             facts = replace(facts, unusable={**facts.unusable, choice.name: str(error)})
 

@@ -6,27 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from netacct.kernel.detect import IPTABLES
 from netacct.kernel.marks import Finding as MarkUser
+from netacct.kernel.modules import Modules
 from netacct.kernel.xtables import Entry
 from netacct.model import Family, Network
 from netacct.policy import Tunnel
 
 # --- kernel and process ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Modules:
-    """What is known about the kernel's modules, names with `_`. None: that source is not there.
-
-    active:    loaded or built in, as /proc shows by use.
-    builtin, installed: of /lib/modules/RELEASE (modules.builtin, modules.dep).
-    config:    the kernel's own configuration, CONFIG_ left out; unset options are not in it.
-    """
-
-    active: frozenset[str] = frozenset()
-    builtin: frozenset[str] | None = None
-    installed: frozenset[str] | None = None
-    config: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +65,23 @@ class Agent:
     other_namespace: bool = False
     socket: bool = False
     trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Datapath:
+    """What counts here, or would.
+
+    name:      the chosen one; "" where none can be had. reason: why it is that one.
+    named:     the configuration names it, against all signs.
+    installed: the datapaths of which anything is in the kernel.
+    obstacles: why rules would see little here, or are forbidden.
+    """
+
+    name: str = IPTABLES
+    reason: str = ""
+    named: bool = False
+    installed: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +209,11 @@ class Flowtable(NamedTuple):
 class Facts:
     """All of it. `unread`: what could not be looked at, and why."""
 
-    modules: Modules = Modules()
+    modules: Modules = field(default_factory=Modules)
     process: Process = Process()
     lock: XtablesLock = XtablesLock()
     agent: Agent = Agent()
+    datapath: Datapath = Datapath()
     rules: Rules = Rules()
     directories: tuple[Directory, ...] = ()
     settings: Settings = Settings()

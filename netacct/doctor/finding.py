@@ -50,12 +50,35 @@ CATALOGUE: dict[str, Advice] = {
     "kernel-feature-missing": Advice(
         "error",
         "The rules need it; without it they cannot be installed and nothing is counted.",
-        "Install the kernel's package of extra modules, or run a kernel that has legacy xtables and ipset.",
+        "Install the kernel's package of extra modules, or let `datapath: auto` take the datapath that can be had.",
     ),
     "datapath-unavailable": Advice(
         "error",
         "The agent cannot write or compare rules.",
         "Install what the message names: libxtables, libip4tc and libip6tc come with the iptables package.",
+    ),
+    "host-netfilter-blind": Advice(
+        "error",
+        "Packets that eBPF or Open vSwitch forward never meet our rules, and where rules are forbidden none can be "
+        "made: numbers would be low, and look right.",
+        "Count by the platform's own means there; or route through the host's stack (Cilium: bpf.hostLegacyRouting). "
+        "`datapath: iptables` or `nftables` installs rules nevertheless.",
+    ),
+    "datapath-chosen": Advice(
+        "info",
+        "Kubernetes' rules and ours are best in the same backend: packets pass no tables that are not there already.",
+        "Nothing; `datapath` in the configuration forces the other one.",
+    ),
+    "datapath-outdated": Advice(
+        "info",
+        "Counting is right as it is, but not where Kubernetes filters.",
+        "`netacct rules apply`, or a restart of the agent, moves the node over; totals go on, and what is sent in the "
+        "fraction of a second between the two is not counted.",
+    ),
+    "datapath-left-over": Advice(
+        "warning",
+        "Each packet passes both, and one of them is booked by nobody.",
+        "Restart the agent, or run `netacct rules apply` where none runs: it takes away what the totals do not know.",
     ),
     "capability-missing": Advice(
         "error",

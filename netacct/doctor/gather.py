@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from netacct.config import Config
-from netacct.doctor.facts import Agent, Directory, Facts, Fault, Modules, Process, Rules, Settings, XtablesLock, XtTable
+from netacct.doctor.facts import Agent, Datapath, Directory, Facts, Fault, Process, Rules, Settings, XtablesLock
 from netacct.doctor.look import agent, kernel, links, nft, process, settings, xtables
 from netacct.errors import PermissionRefusedError
-from netacct.kernel import marks
+from netacct.kernel import marks, modules
+from netacct.kernel.modules import Modules
 
 T = TypeVar("T")
 
@@ -50,12 +51,13 @@ def gather(config_file: str | None = None, flags: Mapping[str, str | list[str]] 
     tables = look.at("legacy tables", xtables.tables, nothing.xtables)
     unseen = nothing.nft_chains, nothing.nft_rules, nothing.flowtables
     chains, rules, flowtables = look.at("nftables", nft.ruleset, unseen)
-    runs, ours = _ours(look, config, me, tables)
+    runs, datapath, ours = _ours(look, config, me)
     return Facts(
-        modules=look.at("kernel modules", kernel.modules, Modules()),
+        modules=look.at("kernel modules", modules.look, Modules()),
         process=me,
         lock=look.at("xtables lock", process.xtables_lock, XtablesLock()),
         agent=runs,
+        datapath=datapath,
         rules=ours,
         directories=look.at("state directory", lambda: _directories(config), ()),
         settings=wanted,
@@ -73,16 +75,14 @@ def gather(config_file: str | None = None, flags: Mapping[str, str | list[str]] 
     )
 
 
-def _ours(look: _Looking, config: Config, me: Process, tables: tuple[XtTable, ...]) -> tuple[Agent, Rules]:
+def _ours(look: _Looking, config: Config, me: Process) -> tuple[Agent, Datapath, Rules]:
     """The agent and its rules; without the capabilities, which is a finding, there is no use in looking at rules."""
     nobody: tuple[Agent, tuple[str, ...]] = (Agent(), ())
     runs, differences = look.at("agent", lambda: agent.agent(Path(config.state_dir)), nobody)
     if me.missing:
-        return runs, Rules()
+        return runs, Datapath(), Rules()
     answered = None if runs.pid is None or runs.other_namespace or runs.trouble else differences
-    installed = look.at("sets", lambda: agent.are_installed(tables), otherwise=False)
-    ours = look.at("rules", lambda: agent.rules(config, installed=installed, answered=answered), Rules(installed))
-    return runs, ours
+    return runs, *look.at("rules", lambda: agent.datapath(config, answered), (Datapath(), Rules()))
 
 
 def _directories(config: Config) -> tuple[Directory, ...]:

@@ -22,7 +22,9 @@ from netacct.doctor import checks, gather
 from netacct.doctor.finding import Finding
 from netacct.doctor.look.process import flock_on
 from netacct.errors import NetacctError
+from netacct.kernel.detect import DATAPATHS
 from netacct.kernel.iptables import IptablesDatapath
+from netacct.kernel.nftables import NftablesDatapath
 
 pytestmark = pytest.mark.kernel
 
@@ -46,14 +48,14 @@ def settings(tmp_path: Path) -> str:
     path.write_text(
         f"policy: {tmp_path}/policy.yaml\nlocal_ranges: [10.244.1.0/28]\nstate_dir: {tmp_path}/state\n"
         f"accounts_dir: {tmp_path}/accounts\nidentity: {{file: {{path: {tmp_path}/pods.yaml}}}}\n"
-        "web: {listen_address: ['127.0.0.1:19112']}\n"
+        "web: {listen_address: ['127.0.0.1:19112']}\ndatapath: iptables\n"
     )
     return str(path)
 
 
 def examine(path: str) -> list[Finding]:
-    """What the doctor finds in this thread's namespace."""
-    return checks.examine(gather.gather(path))
+    """What the doctor finds in this thread's namespace, but for which datapath counts: that is said of each node."""
+    return [item for item in checks.examine(gather.gather(path)) if item.name != "datapath-chosen"]
 
 
 def names(path: str) -> list[str]:
@@ -112,11 +114,59 @@ def test_nothing_is_found_where_netacct_was_never_set_up() -> None:
     assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, [], b"")
 
 
-def test_a_node_that_counts_has_nothing(node: support.Node, settings: str) -> None:
-    """With an agent running and pods on veths nothing is found."""
+@pytest.mark.parametrize("datapath", DATAPATHS)
+def test_a_node_that_counts_has_nothing(node: support.Node, settings: str, datapath: str) -> None:
+    """With an agent running and pods on veths nothing is found but which datapath counts, and why."""
     del node
+    _set(settings, datapath)
     with agent(settings):
         assert examine(settings) == []
+        (item,) = checks.examine(gather.gather(settings))
+        assert (item.name, item.what) == ("datapath-chosen", f"{datapath} counts: the configuration says so")
+
+
+def _set(settings: str, datapath: str) -> None:
+    """Write another datapath into the configuration."""
+    path = Path(settings)
+    path.write_text(path.read_text().replace("datapath: iptables", f"datapath: {datapath}"))
+
+
+def test_rules_of_nftables_are_verified_too(netns: support.Netns, settings: str) -> None:
+    """Where nftables is installed and `auto` keeps it, a deleted chain's rules are found missing, and no agent."""
+    del netns
+    _set(settings, "auto")
+    datapath = NftablesDatapath()
+    datapath.install(desired.plan(config.load(settings))[0])
+    datapath.close()
+    assert names(settings) == ["rules-without-agent"]
+    support.sh("nft flush table ip netacct")
+    assert names(settings) == ["rules-not-in-place", "rules-without-agent"]
+
+
+def test_a_hint_that_came_later_and_what_is_left_over_are_found(netns: support.Netns, settings: str) -> None:
+    """It is said where `auto` would choose another datapath than the one that counts, and where both are there."""
+    del netns
+    install(settings)
+    _set(settings, "auto")
+    support.sh("iptables-nft -t mangle -N KUBE-IPTABLES-HINT")
+    (item,) = [one for one in examine(settings) if one.name == "datapath-outdated"]
+    assert item.what.startswith(
+        "iptables counts, and nftables would be chosen now: the kubelet keeps KUBE-IPTABLES-HINT"
+    )
+    datapath = NftablesDatapath()
+    datapath.install(desired.plan(config.load(settings))[0])
+    datapath.close()
+    (item,) = [one for one in examine(settings) if one.name == "datapath-left-over"]
+    assert item.what == "both iptables and nftables have rules or counters of netacct; nftables is chosen"
+
+
+def test_a_blind_platform_is_found_before_anything_is_installed(netns: support.Netns, settings: str) -> None:
+    """Interfaces of OVN-Kubernetes are an error where `auto` refuses, and a warning where a datapath is named."""
+    netns.sh("ip link add br-int type bridge", "ip link add ovn-k8s-mp0 type bridge")
+    for datapath, severity in (("iptables", "warning"), ("auto", "error")):
+        _set(settings, datapath)
+        (item,) = [one for one in examine(settings) if one.name == "host-netfilter-blind"]
+        assert (item.severity, "Open vSwitch" in item.what) == (severity, True)
 
 
 @pytest.mark.parametrize(

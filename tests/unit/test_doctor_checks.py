@@ -13,18 +13,20 @@ import pytest
 
 from netacct.cli import doctor as command
 from netacct.doctor import checks
-from netacct.doctor.checks.kernel import NEEDED, YEAR_2025
-from netacct.doctor.facts import Agent, Facts, Fault, Holder, InterfaceNetwork, Link, Modules, Process, Rules, Settings
+from netacct.doctor.checks.kernel import YEAR_2025
+from netacct.doctor.facts import Agent, Datapath, Facts, Fault, Holder, InterfaceNetwork, Link, Process, Rules, Settings
 from netacct.doctor.facts import XtablesLock as Lock
 from netacct.doctor.finding import CATALOGUE, SEVERITIES, finding
 from netacct.doctor.look import kernel, links, nft, process
-from netacct.kernel import marks
+from netacct.kernel import marks, modules
 from netacct.kernel.marks_route import action_writer
+from netacct.kernel.modules import Modules
 from netacct.kernel.netlink import attribute, attributes, nested
 from netacct.policy import Tunnel
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "doctor"
 CONFIG = (FIXTURES / "kernel-config.txt").read_text()
+NEEDED = modules.NEEDED["iptables"]
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 
 
@@ -40,13 +42,13 @@ def test_no_facts_are_no_findings() -> None:
 
 def test_a_kernel_with_everything_built_in_lacks_nothing() -> None:
     """A recorded kernel configuration that has all options satisfies every need, without any module loaded."""
-    assert names(Facts(modules=Modules(config=kernel.options(CONFIG)))) == []
+    assert names(Facts(modules=Modules(config=modules.options(CONFIG)))) == []
 
 
 @pytest.mark.parametrize("module", sorted(NEEDED))
 def test_an_option_that_is_not_set_is_a_missing_feature(module: str) -> None:
     """Without its option each needed module is named, unless /proc shows that it is there."""
-    lacking = {key: value for key, value in kernel.options(CONFIG).items() if key not in NEEDED[module]}
+    lacking = {key: value for key, value in modules.options(CONFIG).items() if key not in NEEDED[module]}
     (item,) = checks.examine(Facts(modules=Modules(config=lacking)))
     assert (item.name, item.what) == ("kernel-feature-missing", f"this kernel has no {module}")
     assert names(Facts(modules=Modules(active=frozenset((module,)), config=lacking))) == []
@@ -54,14 +56,46 @@ def test_an_option_that_is_not_set_is_a_missing_feature(module: str) -> None:
 
 def test_a_module_tree_without_legacy_tables_is_a_missing_feature() -> None:
     """A distribution's modules without ip_tables lack four of them; with those built in, none."""
-    installed = kernel.module_names((FIXTURES / "modules.dep.txt").read_text())
+    installed = modules.module_names((FIXTURES / "modules.dep.txt").read_text())
     (item,) = checks.examine(Facts(modules=Modules(installed=installed, builtin=frozenset())))
     assert item.what == "this kernel has no ip_tables, ip6_tables, iptable_mangle, ip6table_mangle"
-    builtin = kernel.module_names(
+    builtin = modules.module_names(
         "kernel/net/ipv4/netfilter/ip_tables.ko\nkernel/net/ipv4/netfilter/iptable_mangle.ko\n"
         "kernel/net/ipv6/netfilter/ip6_tables.ko\nkernel/net/ipv6/netfilter/ip6table_mangle.ko\n"
     )
     assert names(Facts(modules=Modules(installed=installed, builtin=builtin))) == []
+
+
+def test_only_modules_of_the_chosen_datapath_are_missed() -> None:
+    """A kernel without legacy tables lacks nothing for nftables; where none can be had both datapaths' are named."""
+    bare = Modules(installed=frozenset(("nf_tables",)), builtin=frozenset())
+    assert names(Facts(modules=bare, datapath=Datapath("nftables"))) == []
+    assert names(Facts(modules=bare, datapath=Datapath("iptables"))) == ["kernel-feature-missing"]
+    (item,) = checks.examine(Facts(modules=Modules(installed=frozenset(), builtin=frozenset()), datapath=Datapath("")))
+    assert item.what == f"this kernel has no {', '.join(NEEDED)}, nf_tables"
+
+
+def test_what_counts_is_said_wherever_something_does() -> None:
+    """One datapath that is chosen, one that is not, one without another that can be had, and both: each by its name."""
+    for datapath, found in (
+        (Datapath("nftables", "why", installed=("nftables",)), [("datapath-chosen", "nftables counts: why")]),
+        (
+            Datapath("nftables", "why", installed=("iptables",)),
+            [("datapath-outdated", "iptables counts, and nftables would be chosen now: why")],
+        ),
+        (Datapath("", installed=("iptables",)), [("datapath-outdated", "iptables counts, and none can be had")]),
+        (
+            Datapath("nftables", installed=("iptables", "nftables")),
+            [
+                (
+                    "datapath-left-over",
+                    "both iptables and nftables have rules or counters of netacct; nftables is chosen",
+                )
+            ],
+        ),
+        (Datapath("nftables", "why"), []),
+    ):
+        assert [(item.name, item.what) for item in checks.examine(Facts(datapath=datapath))] == found
 
 
 def test_a_module_that_is_configured_but_not_installed_is_missing() -> None:
@@ -74,9 +108,9 @@ def test_a_module_that_is_configured_but_not_installed_is_missing() -> None:
 
 def test_modules_are_read_below_a_root(tmp_path: Path) -> None:
     """Without a module tree and a configuration nothing is claimed about what is not loaded."""
-    found = kernel.modules(tmp_path)
+    found = modules.look(tmp_path)
     assert (found.builtin, found.installed, found.config) == (None, None, None)
-    assert kernel.loaded("xt_set 20480 2 - Live 0x0\nip_set 61440 1 xt_set, Live 0x0\n") == {"xt_set", "ip_set"}
+    assert modules.loaded("xt_set 20480 2 - Live 0x0\nip_set 61440 1 xt_set, Live 0x0\n") == {"xt_set", "ip_set"}
 
 
 def test_services_of_ipvs_are_counted() -> None:

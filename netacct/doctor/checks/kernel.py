@@ -5,23 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from netacct.doctor.facts import Facts, Modules
+from netacct.doctor.facts import Facts
 from netacct.doctor.finding import Finding, finding
-
-NEEDED: dict[str, tuple[str, ...]] = {
-    "ip_tables": ("IP_NF_IPTABLES_LEGACY", "IP_NF_IPTABLES"),
-    "ip6_tables": ("IP6_NF_IPTABLES_LEGACY", "IP6_NF_IPTABLES"),
-    "iptable_mangle": ("IP_NF_MANGLE",),
-    "ip6table_mangle": ("IP6_NF_MANGLE",),
-    "ip_set": ("IP_SET",),
-    "ip_set_hash_ip": ("IP_SET_HASH_IP",),
-    "ip_set_hash_net": ("IP_SET_HASH_NET",),
-    "ip_set_bitmap_ip": ("IP_SET_BITMAP_IP",),
-    "xt_set": ("NETFILTER_XT_SET",),
-    "xt_mark": ("NETFILTER_XT_MARK",),
-    "xt_multiport": ("NETFILTER_XT_MATCH_MULTIPORT",),
-}
-"""The modules that the rules need, and the options that build them in: the first that this kernel knows decides."""
+from netacct.kernel.detect import DATAPATHS
+from netacct.kernel.modules import NEEDED
 
 YEAR_2025 = 1735689600.0
 _DEFAULT_INTERFACES = frozenset(("lo", "eth0", "tunl0", "sit0", "gre0", "gretap0", "erspan0", "ip6tnl0", "ip6gre0"))
@@ -29,33 +16,36 @@ _DEFAULT_INTERFACES = frozenset(("lo", "eth0", "tunl0", "sit0", "gre0", "gretap0
 
 
 def features(facts: Facts) -> Iterable[Finding]:
-    """Modules that are neither there nor can be loaded; the target SET comes with xt_set, MARK with xt_mark."""
-    missing = [name for name in NEEDED if _lacks(facts.modules, name)]
+    """Modules of the chosen datapath that are neither there nor can be loaded; of both, where none can be had."""
+    wanted = [facts.datapath.name] if facts.datapath.name else DATAPATHS
+    missing = [module for name in wanted for module in NEEDED[name] if facts.modules.lacks(module)]
     if missing:
         yield finding("kernel-feature-missing", f"this kernel has no {', '.join(missing)}", "kernel")
 
 
-def _lacks(modules: Modules, name: str) -> bool:
-    """Whether it is certain that a module cannot be had; no source, no certainty."""
-    files = (modules.builtin or frozenset()) | (modules.installed or frozenset())
-    if name in modules.active or name in files:
-        return False
-    if modules.installed is not None:
-        # a kernel may have things built in that its modules.builtin does not list under this name
-        return _option(modules, name) != "y"
-    return modules.config is not None and not _option(modules, name)
-
-
-def _option(modules: Modules, name: str) -> str:
-    """`y` or `m`, "" where the option is unset or the configuration is not known."""
-    config = modules.config or {}
-    return next((config[option] for option in NEEDED[name] if option in config), "")
-
-
 def datapath(facts: Facts) -> Iterable[Finding]:
-    """Whether python-iptables and its libraries load."""
+    """Whether the datapath can be opened: its libraries, and what the kernel answers."""
     if facts.rules.unavailable:
-        yield finding("datapath-unavailable", facts.rules.unavailable, "python-iptables")
+        yield finding("datapath-unavailable", facts.rules.unavailable, facts.datapath.name or "auto")
+
+
+def sight(facts: Facts) -> Iterable[Finding]:
+    """Platforms that take packets past netfilter, or forbid rules; known to who names a datapath nevertheless."""
+    for what in facts.datapath.obstacles:
+        yield finding("host-netfilter-blind", what, "node", "warning" if facts.datapath.named else "error")
+
+
+def choice(facts: Facts) -> Iterable[Finding]:
+    """Which datapath counts, and why, wherever one does; and whether another would be chosen now."""
+    chosen, installed = facts.datapath, facts.datapath.installed
+    if len(installed) > 1:
+        what = f"both {' and '.join(installed)} have rules or counters of netacct; {chosen.name} is chosen"
+        yield finding("datapath-left-over", what, "rules")
+    elif installed and installed[0] != chosen.name:
+        would = f"{chosen.name} would be chosen now: {chosen.reason}" if chosen.name else "none can be had"
+        yield finding("datapath-outdated", f"{installed[0]} counts, and {would}", "rules")
+    elif installed:
+        yield finding("datapath-chosen", f"{chosen.name} counts: {chosen.reason}", "rules")
 
 
 def capabilities(facts: Facts) -> Iterable[Finding]:
@@ -80,4 +70,4 @@ def clock(facts: Facts) -> Iterable[Finding]:
         yield finding("clock-not-set", f"the wall clock says {shown}", "clock")
 
 
-CHECKS = (features, datapath, capabilities, pod_namespace, clock)
+CHECKS = (features, datapath, sight, choice, capabilities, pod_namespace, clock)

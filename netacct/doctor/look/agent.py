@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from pathlib import Path
 
-from netacct import desired
+from netacct import choosing, desired
 from netacct.config import Config
 from netacct.control import LOCK, SOCKET, NoAgentError, ask
-from netacct.doctor.facts import Agent, Rules, XtTable
+from netacct.doctor.facts import Agent, Datapath, Rules
 from netacct.doctor.look.process import flock_on
 from netacct.errors import MissingFeatureError, NetacctError
-from netacct.kernel import ipset, setmaker
-from netacct.kernel.iptables import IptablesDatapath
-from netacct.kernel.layout import CHAIN_PREFIX
-from netacct.kernel.netlink import Netlink
+from netacct.kernel import detect_look
+from netacct.kernel.detect import DATAPATHS
 
 PATIENCE = 3.0
 """Seconds to wait for an agent's answer. It compares its rules in a tenth of one."""
@@ -43,29 +40,26 @@ def _namespace(process: str) -> str:
         return ""
 
 
-def are_installed(tables: Iterable[XtTable]) -> bool:
-    """Whether chains or sets of ours are here, whoever made them."""
-    if any(name.startswith(CHAIN_PREFIX) for table in tables for name in table.chains):
-        return True
-    with Netlink() as link:
-        return any(setmaker.is_ours(name) for name in ipset.set_names(link, ""))
-
-
-def rules(config: Config, *, installed: bool, answered: tuple[str, ...] | None) -> Rules:
-    """How our rules are.
+def datapath(config: Config, answered: tuple[str, ...] | None) -> tuple[Datapath, Rules]:
+    """What counts here or would, and how our rules are. Errors: DatapathError, PermissionRefusedError.
 
     Args:
         config: says what should be there.
-        installed: see `are_installed`.
         answered: what a running agent found, which knows more than the files; None where none runs here.
     """
-    if answered is not None:
-        return Rules(installed, answered)
+    facts = detect_look.look()
+    installed = tuple(name for name in DATAPATHS if facts.backend(name).ours)
+    named = config.datapath if config.datapath in DATAPATHS else ""
     try:
-        with contextlib.closing(IptablesDatapath()) as datapath:
-            if not installed or not config.enabled:
-                return Rules(installed)
-            datapath.adopt(desired.plan(config)[0])
-            return Rules(installed, tuple(datapath.verify()))
+        choice, opened = choosing.open_suitable(config.datapath, facts)
     except MissingFeatureError as error:
-        return Rules(installed, unavailable=str(error))
+        none = Datapath(named, "", bool(named), installed, facts.obstacles)
+        return none, Rules(bool(installed), answered or (), unavailable=str(error))
+    chosen = Datapath(choice.name, choice.reason, bool(named), installed, facts.obstacles)
+    with contextlib.closing(opened):
+        if answered is not None:
+            return chosen, Rules(bool(installed), answered)
+        if choice.name not in installed or not config.enabled:
+            return chosen, Rules(bool(installed))
+        opened.adopt(desired.plan(config)[0])
+        return chosen, Rules(installed=True, differences=tuple(opened.verify()))
