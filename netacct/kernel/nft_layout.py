@@ -25,6 +25,9 @@ Side: TypeAlias = Literal["src", "dst"]
 
 _HOOKS = {"input": 1, "forward": 2, "output": 3, "postrouting": 4}  # NF_INET_*
 _UDP = 17
+_DEEPEST = 8
+"""So many chains of a tree lead from one to the next; the kernel allows 16 in all (NFT_JUMP_STACK_SIZE)."""
+
 _SLACK = 64
 """Sets have room for some more addresses: one that joins the local ranges shall not cost every counter its epoch."""
 
@@ -254,29 +257,34 @@ class _Family:
 
     def _decide(self, leg: _Leg) -> list[Chain]:
         """The chains that choose the class, each before those that go to it."""
-        contents, chains = nft_many.lay_out(self.decision, leg.name)
-        self.contents += contents
+        maps = nft_many.lay_out(self.decision, leg.name)
+        self.contents += maps.contents
         made = [
-            Chain(name, (*(((Choose(leg.peer, *step),)) for step in steps), (Goto(f"{leg.name}-{traffic}"),)))
-            for name, steps, traffic in chains
+            Chain(name, (*((Choose(leg.peer, *lookup),) for lookup in lookups), (Goto(f"{leg.name}-{traffic}"),)))
+            for name, lookups, traffic in maps.chains
         ]
 
-        def rules(nodes: Iterable[classify.Node]) -> list[Rule]:
-            return [rule(node) for node in nodes]
+        def step(node: classify.Step, within: Network | None) -> Rule:
+            match = _within(leg.peer, node.probe.network or within)
+            if node.probe.members in maps.by_members:
+                return (*match, Choose(leg.peer, *maps.by_members[node.probe.members]))
+            return (*match, *self._own_member(leg.peer, node.probe), Goto(f"{leg.name}-{node.traffic}"))
 
-        def rule(node: classify.Node) -> Rule:
-            if isinstance(node, classify.Step):
-                match = self._match(leg.peer, node.probe)
-                if node.probe.members == nft_many.BLOCKS:
-                    return (*match, Choose(leg.peer, contents[0].name, self.decision.block))
-                return (*match, *self._own_member(leg.peer, node.probe), Goto(f"{leg.name}-{node.traffic}"))
-            inside = tuple(rules(node.nodes))
-            made.append(Chain(f"{leg.name}.{len(made) + 1}", inside))
-            return (Prefix(leg.peer, node.network), Goto(made[-1].name))
+        def rules(nodes: Iterable[classify.Node], depth: int, within: Network | None = None) -> list[Rule]:
+            found: list[Rule] = []
+            for node in nodes:
+                if isinstance(node, classify.Step):
+                    found.append(step(node, within))
+                elif depth == _DEEPEST:
+                    found += rules(node.nodes, depth, node.network)
+                else:
+                    inside = tuple(rules(node.nodes, depth + 1))
+                    made.append(Chain(f"{leg.name}.{len(made) + 1}", inside))
+                    found.append((Prefix(leg.peer, node.network), Goto(made[-1].name)))
+            return found
 
         everything = ipaddress.ip_network("0.0.0.0/0" if self.family.family == 4 else "::/0")
-        nodes = classify.tree(self.decision.steps, self.plan.default, everything)
-        head = tuple(rules(nodes))
+        head = tuple(rules(classify.tree(self.decision.steps, self.plan.default, everything), 0))
         if leg.scope is not Scope.HOST:
             return [*made, Chain(leg.name, head)]
         return [*made, *self._tunnel(leg, head)]
@@ -332,10 +340,7 @@ class _Family:
         ]
 
     def _own(self, side: Side, probe: classify.Probe) -> Rule:
-        return (*self._match(side, probe), *self._own_member(side, probe))
-
-    def _match(self, side: Side, probe: classify.Probe) -> Rule:
-        return _within(side, probe.network)
+        return (*_within(side, probe.network), *self._own_member(side, probe))
 
     def _own_member(self, side: Side, probe: classify.Probe) -> Rule:
         if not probe.members or self.own is None:

@@ -1,16 +1,16 @@
 """How nf_tables finds the class of an address among thousands of CIDRs: a block first, then the lengths in it. Pure.
 
 An interval lookup over thousands of CIDRs costs a packet a microsecond. Here an address is cut to its block (/16,
-IPv6 /32) and looked up in one hash map. Where a block holds no CIDR of its own, that is all, and the few short
-prefixes decide by comparison. Where it does, the map leads to a chain that looks up only the lengths that occur in
-blocks like this one, longest first, and ends with the class of what lies around. Prefix lengths are rounded up to
-multiples of four, so that few lookups serve all of them and a CIDR becomes eight entries at most.
+IPv6 /32) and looked up in one hash map. Where a block holds no CIDR of its own, that is all, and the short prefixes
+decide: few by comparison, many by a map for each length. Where it does, the map leads to a chain that looks up only the
+lengths that occur in blocks like this one, longest first, and ends with the class of what lies around. Prefix lengths
+are rounded up to multiples of four, so that few lookups serve all of them and a CIDR becomes eight entries at most.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,11 +18,10 @@ from netacct.kernel import classify
 from netacct.kernel.plan import FamilyPlan
 from netacct.model import Address, Network
 
-BLOCKS = "blocks"
-"""The `members` of a probe that looks up the block."""
-
 FEW = 96
 """So many CIDRs are compared one by one (as a tree); more become maps."""
+
+_BLOCKS = "blocks"
 
 _BLOCK = {32: 16, 128: 32}
 _STEP = 4
@@ -47,7 +46,8 @@ class Content(NamedTuple):
 class Decision:
     """How a family's addresses find their classes.
 
-    steps:   one after the other; one whose probe has the members `BLOCKS` looks the block up.
+    steps:   one after the other; members other than the node's own addresses are a map's name (`Maps.by_members`).
+    bits:    of an address.
     block:   the length of a block.
     ends:    block -> class, where a block holds nothing longer.
     around:  block -> (the lengths in it, longest first; the class of what lies around).
@@ -55,6 +55,7 @@ class Decision:
     """
 
     steps: tuple[classify.Step, ...]
+    bits: int
     block: int
     ends: dict[int, str]
     around: dict[int, tuple[tuple[int, ...], str]]
@@ -84,6 +85,18 @@ def by_length(name: str, networks: Iterable[Network]) -> dict[int, Content]:
     }
 
 
+class Maps(NamedTuple):
+    """The maps of one way of counting, and the chains that they lead to besides those of the classes.
+
+    chains:     name, the maps that it looks up with their lengths, and the class of what none of them has.
+    by_members: the map, and the length that it is looked up by, for the members of a step.
+    """
+
+    contents: list[Content]
+    chains: list[tuple[str, list[tuple[str, int]], str]]
+    by_members: dict[str, tuple[str, int]]
+
+
 def decide(family: FamilyPlan, default: str) -> Decision:
     """How to choose the class. The node's own addresses and the loopback range come first."""
     steps = [classify.Step("node", classify.Probe(family.loopback))]
@@ -93,28 +106,36 @@ def decide(family: FamilyPlan, default: str) -> Decision:
     layers = [[(group.traffic, network) for group in layer for network in group.networks] for layer in family.layers]
     if sum(map(len, layers)) <= FEW:
         steps += [classify.Step(traffic, classify.Probe(network)) for layer in layers for traffic, network in layer]
-        return Decision(tuple(steps), block, {}, {}, {})
+        return Decision(tuple(steps), bits, block, {}, {}, {})
     short = [[one for one in layer if one[1].prefixlen <= block - _STEP] for layer in layers]
     long = [[one for one in layer if one[1].prefixlen > block - _STEP] for layer in layers]
     entries = _entries(long, block, bits)
     ends = entries.pop(block, {})
-    around = _around(entries, block, _Fallback(short, ends, block, bits, default))
-    if ends or around:
-        kind = type(family.loopback)
-        blocks = [kind((number << bits - block, block)) for number in {*ends, *around}]
-        steps += [classify.Step("", classify.Probe(cover, BLOCKS)) for cover in classify.covers(blocks)]
-    steps += [classify.Step(traffic, classify.Probe(network)) for layer in short for traffic, network in layer]
-    return Decision(tuple(steps), block, {at: ends[at] for at in ends if at not in around}, around, entries)
+    around = _around(entries, block, _Fallback(short, ends, block, default))
+    steps += _behind_covers(_BLOCKS, {*ends, *around}, block, family.loopback)
+    if sum(map(len, short)) <= FEW:
+        steps += [classify.Step(traffic, classify.Probe(network)) for layer in short for traffic, network in layer]
+    else:
+        shorter = _entries(short, 0, bits)
+        for length in sorted(shorter, reverse=True):
+            steps += _behind_covers(f"m{length}", shorter[length], length, family.loopback)
+        entries |= shorter
+    return Decision(tuple(steps), bits, block, {at: ends[at] for at in ends if at not in around}, around, entries)
 
 
-def lay_out(decision: Decision, leg: str) -> tuple[list[Content], list[tuple[str, list[tuple[str, int]], str]]]:
-    """The maps of one way of counting, that of the blocks first; and its chains.
+def _behind_covers(members: str, numbers: Collection[int], length: int, like: Network) -> list[classify.Step]:
+    """Steps that look a map up where prefixes of this length are; none where there are no prefixes."""
+    bits, kind = like.max_prefixlen, type(like)
+    networks = [kind((number << bits - length, length)) for number in numbers]
+    covers = classify.covers(networks) if networks else ()
+    return [classify.Step("", classify.Probe(cover, members)) for cover in covers]
 
-    A chain is its name, the maps that it looks up with their lengths, and the class of what none of them has.
-    """
-    if not decision.ends and not decision.around:
-        return [], []
-    bits = 32 if decision.block == _BLOCK[32] else 128
+
+def lay_out(decision: Decision, leg: str) -> Maps:
+    """The maps of one way of counting."""
+    if not decision.ends and not decision.around and not decision.entries:
+        return Maps([], [], {})
+    bits = decision.bits
     maps = {
         length: _content(
             f"{leg}.m{length}",
@@ -128,22 +149,24 @@ def lay_out(decision: Decision, leg: str) -> tuple[list[Content], list[tuple[str
     chains = [(names[kind], [(maps[length].name, length) for length in kind[0]], kind[1]) for kind in kinds]
     leads = [(at, names[kind]) for at, kind in decision.around.items()]
     leads += [(at, f"{leg}-{traffic}") for at, traffic in decision.ends.items()]
+    by_members = {f"m{length}": (content.name, length) for length, content in maps.items()}
+    if not leads:
+        return Maps([*maps.values()], chains, by_members)
     width = width_of(decision.block, bits)
-    blocks = _content(f"{leg}.blocks", width, [(_key(at, decision.block, bits), chain) for at, chain in leads])
-    return [blocks, *maps.values()], chains
+    keys = [(_key(at, decision.block, bits), chain) for at, chain in leads]
+    blocks = _content(f"{leg}.{_BLOCKS}", width, keys)
+    return Maps([blocks, *maps.values()], chains, by_members | {_BLOCKS: (blocks.name, decision.block)})
 
 
 class _Fallback:
     """The class of a whole block, as far as longer prefixes do not decide."""
 
-    def __init__(
-        self, short: list[list[tuple[str, Network]]], ends: dict[int, str], block: int, bits: int, default: str
-    ) -> None:
+    def __init__(self, short: list[list[tuple[str, Network]]], ends: dict[int, str], block: int, default: str) -> None:
         self._ends, self._block, self._default = ends, block, default
         self._by_length: dict[int, dict[int, str]] = {}
         for layer in short:
             for traffic, network in layer:
-                number = int(network.network_address) >> bits - network.prefixlen
+                number = int(network.network_address) >> network.max_prefixlen - network.prefixlen
                 self._by_length.setdefault(network.prefixlen, {})[number] = traffic
         self._lengths = sorted(self._by_length, reverse=True)
 

@@ -7,20 +7,25 @@ the one and iptables-nft beside the other, as on the nodes where they run.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import itertools
 import os
+import random
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 from conformance import BACKENDS, DATAPATHS, Counted, Subject, at, deliver, expected, plan, since
-from flows import FLOWS, HEADERS, PORT, REPLY, REQUEST, REQUESTS, Flow, dnat, listener, nat, talk
+from flows import FLOWS, HEADERS, OWN, POLICY, PORT, REPLY, REQUEST, REQUESTS, Flow, dnat, listener, nat, talk
 from lab import ADDRESSES, PODS, inside, topology
 
-from netacct.kernel.plan import Plan
-from netacct.model import Family
+from netacct.kernel.plan import Plan, build
+from netacct.model import Family, Network, unpack
+from netacct.policy import Prefix, TrafficClass
 
 TOOLS = ("ip", "ipset", "nft", "iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft")
 
@@ -293,3 +298,66 @@ def _transfer(node: Subject, family: Family, size: int) -> None:
             client.shutdown(socket.SHUT_WR)
             assert accepted.recv(1) == b""
         assert client.recv(1) == b""
+
+
+MANY_CIDRS = 3000  # of each family
+
+
+def _many(family: Family, dice: random.Random) -> list[Network]:
+    """Public CIDRs of every length that lists of clouds have, some inside of others."""
+    low, high = (8, 32) if family == 4 else (20, 64)
+    bits = 32 if family == 4 else 128
+    found: list[Network] = []
+    while len(found) < MANY_CIDRS:
+        number = dice.randrange(32 << 24, 100 << 24) if family == 4 else 1 << 125 | dice.getrandbits(bits) >> 4
+        if found and dice.random() < 0.3:  # inside, or around, one that is there
+            number = int(dice.choice(found).network_address) | dice.getrandbits(16)
+        length = max(low, min(high, round(dice.triangular(low, high + 8, high - 8))))
+        kind = ipaddress.IPv4Network if family == 4 else ipaddress.IPv6Network
+        found.append(kind((number >> bits - length << bits - length, length)))
+    return found
+
+
+def _class_of(cidrs: dict[Network, str], number: int, bits: int) -> str:
+    """The class by longest prefix, of an address that no other CIDR of the policy holds."""
+    kind = ipaddress.IPv4Network if bits == 32 else ipaddress.IPv6Network
+    networks = (kind((number >> bits - length << bits - length, length)) for length in range(bits, 0, -1))
+    return next((cidrs[network] for network in networks if network in cidrs), "internet")
+
+
+def test_thousands_of_cidrs_decide_by_longest_prefix(bare: Subject) -> None:
+    """With thousands of CIDRs that nest, packets to their edges and between them all count in the right class."""
+    dice = random.Random(1)
+    names = ("storage", "service", "internet")
+    cidrs = {network: dice.choice(names) for network in [*_many(4, dice), *_many(6, dice)]}
+    prefixes = tuple(Prefix(network, traffic, "lab") for network, traffic in cidrs.items())
+    policy = replace(POLICY, classes=(*POLICY.classes, TrafficClass("storage")), prefixes=POLICY.prefixes + prefixes)
+    local = [ipaddress.ip_network(cidr) for cidr in PODS.values()]
+    bare.install(build(policy, local, OWN, None))
+    wanted: Counted = {}
+    for family in (4, 6):
+        wanted |= _send_everywhere(bare, family, cidrs, dice)
+
+    assert bare.read() == wanted
+    assert {key.traffic for key, _ in wanted} == set(names)
+    assert bare.verify() == []
+
+
+def _send_everywhere(subject: Subject, family: Family, cidrs: dict[Network, str], dice: random.Random) -> Counted:
+    """A datagram to each edge of some CIDRs and right outside; the world beyond is silent. Returns what is right."""
+    mine = [network for network in cidrs if network.version == family]
+    bits = mine[0].max_prefixlen
+    edges = {
+        int(edge) for network in dice.sample(mine, 150) for edge in (network.network_address, network.broadcast_address)
+    }
+    counts: Counter[str] = Counter()
+    subject.lab.run("far", "ip", f"-{family}", "route", "add", "blackhole", "default")
+    try:
+        with listener(subject.lab, family, ("poda", "poda"), 0) as client:
+            for number in sorted({edge + step for edge in edges for step in (-1, 0, 1)}):
+                client.sendto(b"q" * REQUEST, (unpack(number.to_bytes(bits // 8, "big")), 9))
+                counts[_class_of(cidrs, number, bits)] += 1
+    finally:
+        subject.lab.run("far", "ip", f"-{family}", "route", "del", "blackhole", "default")
+    size = REQUEST + HEADERS[family]
+    return at(family, {f"tx-{name} poda": (size * count, count) for name, count in counts.items()})

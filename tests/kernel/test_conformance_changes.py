@@ -236,7 +236,7 @@ _DISTURBANCES = {
         "iptables-legacy -t mangle -I POSTROUTING -j ACCEPT",
         "ipset flush nacc4-tx-pod",
         "ipset del nacc6-rx-pod fd00:10:244:1::a",
-        "ipset del nacc4-rx-node 255.255.255.255",
+        "ipset del nacc6-rx-node ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
     ),
     "nftables": (
         "nft flush chain ip netacct forward",
