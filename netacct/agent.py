@@ -12,15 +12,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-import netacct
-from netacct import clock, marking
+from netacct import clock, marking, showing
 from netacct.attempts import Attempts
+from netacct.auditing import Auditing, Links
 from netacct.books import Books
 from netacct.config import Config
 from netacct.counting import Counting
 from netacct.desired import require_enabled
 from netacct.errors import NetacctError
-from netacct.export.native import Detail, View
+from netacct.export.native import View
 from netacct.identity import ranges
 from netacct.identity.leases import Open, needs_reading
 from netacct.identity.source import Health, SourceEvent
@@ -31,7 +31,7 @@ from netacct.marking import Marking
 from netacct.model import Address, Network
 from netacct.moving import FindOther, no_other
 from netacct.policy import Policy
-from netacct.rivals import Rivals, all_differences, blind_spots
+from netacct.rivals import Rivals, all_differences
 from netacct.silence import Silence
 
 SHARED_SECONDS = 1.0
@@ -46,9 +46,6 @@ SETTLE_SECONDS = 10.0
 QUIET_SECONDS = 60.0
 """An address outside of prefilled ranges loses its counters after two equal readings so far apart without a lease."""
 
-TROUBLE_SECONDS = 300.0
-"""The same trouble is logged again after so long."""
-
 
 class Agent:
     """One node's accounting.
@@ -59,18 +56,26 @@ class Agent:
         datapath: the kernel side, in this thread's network namespace.
         books: totals and leases, loaded.
         find_other: opens the datapath that counted here before, if there is one.
+        links: the pods' interfaces, for the self-audit; without, there is none.
 
     Attributes:
         paused: rules are removed, or shall be: `enabled` is false, or somebody asked for it.
     """
 
     def __init__(
-        self, config: Config, policy: Policy, datapath: Datapath, books: Books, find_other: FindOther = no_other
+        self,
+        config: Config,
+        policy: Policy,
+        datapath: Datapath,
+        books: Books,
+        find_other: FindOther = no_other,
+        links: Links | None = None,
     ) -> None:
         self._config, self._policy, self._datapath, self._books = config, policy, datapath, books
         self._counting = Counting(datapath, books, find_other)
+        self._auditing = Auditing(books, links)
         self._log = get()
-        self._attempt = Attempts(TROUBLE_SECONDS)
+        self._attempt = Attempts()
         self._silence = Silence()
         self._own: frozenset[Address] = frozenset()
         self._found: tuple[Network, ...] = ()
@@ -132,6 +137,7 @@ class Agent:
             return
         at = clock.now()
         if needs_reading(changes) and not self.paused:
+            self._auditing.soon(0)
             if not self._attempt("reading", self._refresh):
                 return
             at = self._counting.snapshot.at
@@ -163,7 +169,7 @@ class Agent:
                 self._check()
             if self._differences and now >= self._mend_at:
                 self._mend()
-            if now >= self._settle_at:
+            if now >= min(self._settle_at, self._auditing.due):
                 self._attempt("reading", self._refresh)
                 self.observe([])
                 self._forget_silent()
@@ -174,7 +180,7 @@ class Agent:
         """When `tick` has something to do next."""
         times = [self._books.save_at]
         if not self.paused:
-            times += [self._check_at, self._settle_at, self._marking.due]
+            times += [self._check_at, self._settle_at, self._marking.due, self._auditing.due]
         if self._differences or (self.paused and self._plan is not None):
             times.append(self._mend_at)
         return min(times)
@@ -208,7 +214,18 @@ class Agent:
                 self._check()
             if clock.now() - self._counting.snapshot.at >= SHARED_SECONDS:
                 self._attempt("reading", self._refresh)
-        self._last = self._view(clock.now())
+        now, config = clock.now(), self._config
+        self._last = dataclasses.replace(
+            showing.view(config, self._policy, self._datapath, self._books, now),
+            rules_in_sync=not self._differences and not self.paused if config.enabled else None,
+            rule_repairs=self._repairs,
+            marks_enabled=self._marking.enabled,
+            marks_reason=self._marking.reason,
+            sources_up={name: health.up for name, health in self._sources().items()},
+            reading_age_seconds=None if self.paused else max(0.0, now - self._counting.snapshot.at),
+            config_last_reload_successful=self._reloaded,
+            collectors=dict(self._counting.collected),
+        )
         return self._last
 
     def stale_view(self) -> View | None:
@@ -283,10 +300,7 @@ class Agent:
             return ["the agent is starting"]
         if self.paused:
             return []
-        reasons = [f"rules are not in sync: {words}" for words in self._differences[:3]]
-        if clock.now() - self._counting.snapshot.at > 3 * SETTLE_SECONDS:
-            reasons.append("the counters have not been read for too long")
-        return reasons
+        return showing.troubles(self._differences, clock.now() - self._counting.snapshot.at > 3 * SETTLE_SECONDS)
 
     def pods(self) -> list[dict[str, object]]:
         """Each pod with an open lease, for `netacct pods`."""
@@ -296,12 +310,7 @@ class Agent:
 
     def status(self) -> str:
         """One line for the service manager."""
-        if self.paused:
-            return "paused: rules are removed"
-        state = "in sync" if not self._differences else f"{len(self._differences)} differences"
-        state += ", behind others" if any(blind_spots(self._datapath).values()) else ""
-        leases = len(self._books.leases.open_leases())
-        return f"accounting {leases} addresses, policy {self._policy.name}, rules {state}"
+        return showing.status(self._policy, self._datapath, self._books, self._differences, paused=self.paused)
 
     def _decide_marks(self) -> None:
         self._marking.take(marking.decide(self._config, self._policy))
@@ -336,7 +345,7 @@ class Agent:
     def _refresh(self) -> None:
         """Read and settle. Raises DatapathError."""
         self._settle_at = clock.now() + SETTLE_SECONDS
-        self._counting.refresh()
+        self._auditing.refresh(self._counting)
         if self._counting.snapshot.unreadable and not self._differences:
             self._check_at = 0.0  # a set lost its epoch: see to it at the next occasion
 
@@ -348,6 +357,7 @@ class Agent:
         if opened and not self.paused:
             self._replan()
             self._attempt("adding addresses", lambda: self._counting.add(opened))
+        self._auditing.soon()
         self._books.save(clock.now())
         self._log.debug("leases changed", changes=len(changes), open=len(self._books.leases.open_leases()))
 
@@ -388,31 +398,3 @@ class Agent:
             self._silence.forget(gone)
         else:
             self._replan()
-
-    def _view(self, now: float) -> View:
-        shown = self._books.show(now)
-        config, ledger = self._config, self._books.ledger
-        return View(
-            version=netacct.__version__,
-            datapath=self._datapath.name,
-            policy_name=self._policy.name,
-            policy_hash=self._policy.hash,
-            series=tuple(shown.totals.items()),
-            pods=shown.pods,
-            pod_labels=config.metrics.labels,
-            detail=Detail(config.metrics.pods, config.metrics.workloads, config.metrics.packets),
-            blind_spots=blind_spots(self._datapath),
-            rules_in_sync=not self._differences and not self.paused if config.enabled else None,
-            rule_repairs=self._repairs,
-            counter_resets=ledger.resets,
-            ambiguous_bytes=ledger.ambiguous_bytes,
-            marks_enabled=self._marking.enabled,
-            marks_reason=self._marking.reason,
-            sources_up={name: health.up for name, health in self._sources().items()},
-            leases=len(self._books.leases.open_leases()),
-            series_capped=ledger.capped,
-            accounting_start=self._books.began,
-            reading_age_seconds=None if self.paused else max(0.0, now - self._counting.snapshot.at),
-            config_last_reload_successful=self._reloaded,
-            collectors=dict(self._counting.collected),
-        )

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from netacct.errors import NetacctError
 from netacct.log import Repeats, get
 
+TROUBLE_SECONDS = 300.0
+"""The same trouble is logged again after so long."""
+
 
 class Attempts:
     """Tries steps, and logs what fails, sparingly. For one thread.
@@ -15,7 +18,7 @@ class Attempts:
         seconds: the same trouble is logged again after so long.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float = TROUBLE_SECONDS) -> None:
         self._repeats = Repeats(seconds)
         self._log = get()
 

@@ -23,6 +23,7 @@ from netacct.accounting.exposure import Exposure
 from netacct.accounting.ledger import Ledger
 from netacct.accounting.series import Limits
 from netacct.accounting.store import Store
+from netacct.audit import Audit
 from netacct.config import Config
 from netacct.errors import StoreError
 from netacct.identity.leases import Change, Close, LeaseBook, Update, needs_reading
@@ -90,6 +91,7 @@ class Books:
         self.ledger: Ledger
         self.leases: LeaseBook
         self.exposure: Exposure
+        self.audit: Audit
         self._closing: Closing
         self._open_at = 0.0
         found = self._load()
@@ -193,15 +195,16 @@ class Books:
 
     def reconfigure(self, config: Config) -> None:
         """Go on with other limits: as a restart would, without the file."""
-        state, claims = self._checkpoint(), self.leases
+        state, claims, audit = self._checkpoint(), self.leases, self.audit
         self._config = config
         self._open(state)
-        self.leases = claims  # who vouched for what is not part of the state
+        self.leases, self.audit = claims, audit  # who vouched for what, and what is shown, is not part of the state
         self.ledger.must_save = True
 
     def _checkpoint(self) -> Checkpoint:
         state = self.ledger.state()
-        return Checkpoint(state, self.leases.state(), self.exposure.state(), self.began, self._closing.state())
+        closing, audit = self._closing.state(), self.audit.state()
+        return Checkpoint(state, self.leases.state(), self.exposure.state(), self.began, closing, audit)
 
     def _write_accounts(self, at: float) -> None:
         """Write the accounts of what closed, and now and then of what lasts. Only after a checkpoint: see `Closing`."""
@@ -240,6 +243,7 @@ class Books:
             found.ledger if found else None, limits=limits, late_binding=self._config.identity.late_binding
         )
         self.leases = LeaseBook(self._priority, found.leases if found else ())
+        self.audit = Audit(found.audit if found else None)
         self._open_accounts(found)
         self.exposure = Exposure(
             found.exposure if found else None,

@@ -45,7 +45,8 @@ class Counting:
         self._datapath, self._books, self._find_other = datapath, books, find_other
         self._keep: Keep = self._keep_and_forget
         self._log = get()
-        self._left: tuple[str, float] | None = None  # the datapath that counted until then
+        self._other: tuple[OpenDatapath, Snapshot] | None = None  # which counts until `install`
+        self._left: tuple[str, float] | None = None  # which counted until then
         self.snapshot = Snapshot(0.0, ())
         self.collected: dict[str, Collected] = {}
 
@@ -54,10 +55,7 @@ class Counting:
 
         Counters of no use to `plan` that are dropped next belong, to new books, to nobody.
         """
-        other = self._find_other()
-        if other is not None:
-            with contextlib.closing(other):
-                self._clear(other, plan)
+        self._find(plan)
         present = self._look(self._datapath, plan)
         if not self._books.resumed:
             self._books.ledger.baseline(present, present.at)
@@ -72,21 +70,36 @@ class Counting:
             self._books.reject("the kernel's counters are behind it")
         return present
 
-    def _clear(self, other: OpenDatapath, plan: Plan) -> None:
-        """Take away what the other datapath left, booked where it is the one that counted."""
-        theirs, mine = self._look(other, plan), self._look(self._datapath, plan)
-        known = self._books.ledger.state().sets
+    def _find(self, plan: Plan) -> None:
+        """Look for what another datapath left: destroy what these books never counted, and note what they did."""
+        other = self._find_other()
+        if other is None:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(other.close)
+            theirs, mine = self._look(other, plan), self._look(self._datapath, plan)
+            if not self._books.resumed or not (goes_on(self._books.ledger.state().sets, theirs) or not mine.readings):
+                self._destroy(other)
+                return
+            if mine.readings:
+                self._destroy(self._datapath)  # first: what the books know must outlive what they do not
+            self._other = other, theirs
+            stack.pop_all()
+
+    def _destroy(self, stranger: Datapath) -> None:
+        stranger.remove(keep_nothing)
+        self._log.warning("removed rules that did not count for these totals", datapath=stranger.name)
+
+    def _leave_other(self) -> None:
+        """Book and take away what counted until now. Only just before something else counts: nothing does meanwhile."""
+        if self._other is None:
+            return
+        other, theirs = self._other
         begin = clock.now()
-        counted = self._books.resumed and (goes_on(known, theirs) or not mine.readings)
-        if counted and mine.readings:
-            self._log.warning("removing rules that did not count for these totals", datapath=self._datapath.name)
-            self._datapath.remove(keep_nothing)  # first: what the books know must outlive what they do not
-        other.remove(self._keep if counted else keep_nothing)
-        if counted:
-            self._forget_unused(theirs, ())
-            self._left = other.name, begin
-        else:
-            self._log.warning("removed rules that did not count for these totals", datapath=other.name)
+        other.remove(self._keep)
+        self._forget_unused(theirs, ())
+        self._other, self._left = None, (other.name, begin)
+        other.close()
 
     def refresh(self) -> None:
         """Read and settle."""
@@ -102,6 +115,7 @@ class Counting:
     def install(self, plan: Plan) -> None:
         """Bring the kernel to the plan; what it drops is booked and stored before it is gone."""
         before = self.snapshot
+        self._leave_other()
         self._datapath.install(plan, self._keep)
         self._datapath.add(lease.ip for lease in self._books.leases.open_leases())
         self._keep = self._keep_and_forget
@@ -114,6 +128,8 @@ class Counting:
 
     def remove(self) -> None:
         """Take everything away, booked and stored."""
+        self._books.audit.forget()  # nobody asked for the bytes that pass from here on
+        self._leave_other()
         self._datapath.remove(self._keep)
         self._keep = self._keep_and_forget
         self._forget_unused(self.snapshot, ())

@@ -24,6 +24,9 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 TUNNEL = "tunnel"
 """The traffic class of encapsulation, which only the host's own packets can have."""
 
+UNCLASSIFIED = "unclassified"
+"""The traffic class of what crossed a pod's interface and netfilter did not see."""
+
 UNBOUNDED = -math.inf
 """The `created` of a sandbox of which nobody knows when it was made: it may own whatever is pending."""
 

@@ -12,6 +12,7 @@ from netacct.books import Books
 from netacct.config import Config
 from netacct.identity.ranges import own_addresses
 from netacct.kernel.base import Datapath
+from netacct.kernel.interfaces import Interfaces
 from netacct.list_files import ListFiles
 from netacct.moving import OpenDatapath
 
@@ -32,7 +33,7 @@ def make_agent(config: Config, datapath: Datapath, lists: ListFiles | None = Non
     policy = policy_file.load(config.policy, lists)
     lists.keep()
     books = Books(Store(Path(config.state_dir)), config, config.identity.sources)
-    return Agent(config, policy, datapath, books, choosing.other_of(datapath.name))
+    return Agent(config, policy, datapath, books, choosing.other_of(datapath.name), Interfaces())
 
 
 def apply(config: Config) -> list[str]:

@@ -21,6 +21,7 @@ from netacct.accounting.exposure import ExposureState
 from netacct.accounting.ledger import LedgerState, SetState
 from netacct.accounting.series import Flow, SeriesState
 from netacct.accounting.tallies import LeaseKey, TalliesState
+from netacct.audit import AuditState, Pair, Place, Track
 from netacct.model import Address, Count, CounterKey, Direction, Lease, Level, Pod, Scope, SeriesKey
 
 Row: TypeAlias = tuple[str, str | bytes]
@@ -28,9 +29,9 @@ Row: TypeAlias = tuple[str, str | bytes]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything that must outlive the process: books, leases, what was shown, when the totals began at 0, accounts.
+    """Everything that must outlive the process: books, leases, what was shown, begin of the totals, accounts, audit.
 
-    `began` is Unix seconds, for display only.
+    `began` (when the totals were 0) is Unix seconds, for display only.
     """
 
     ledger: LedgerState
@@ -38,6 +39,7 @@ class Checkpoint:
     exposure: ExposureState
     began: float = 0.0
     closing: ClosingState = field(default_factory=ClosingState)
+    audit: AuditState = field(default_factory=dict)
 
 
 def encode(checkpoint: Checkpoint) -> list[Row]:
@@ -80,7 +82,9 @@ def decode(rows: Mapping[str, str | bytes]) -> Checkpoint:
         if not math.isnan(first)
     }
     unwritten = ClosingState(tuple(map(_decode_lease, closing["leases"])), tuple(closing["lines"]))
-    return Checkpoint(ledger, leases, ExposureState(shown), float(rows["began"]), unwritten)
+    return Checkpoint(
+        ledger, leases, ExposureState(shown), float(rows["began"]), unwritten, audit=dict(_decode_audit(rows))
+    )
 
 
 def _encode(checkpoint: Checkpoint) -> Iterator[Row]:
@@ -113,6 +117,7 @@ def _encode(checkpoint: Checkpoint) -> Iterator[Row]:
     yield "leases", _json([_encode_lease(lease) for lease in checkpoint.leases])
     yield from _encode_tallies(ledger.tallies)
     closing = checkpoint.closing
+    yield from _encode_audit(checkpoint.audit)
     yield "closing", _json({"leases": [_encode_lease(lease) for lease in closing.leases], "lines": closing.lines})
 
 
@@ -186,6 +191,21 @@ def _decode_tallies(rows: Mapping[str, str | bytes]) -> TalliesState:
         LeaseKey(bytes.fromhex(ip), *rest): (since, {flows[number]: next(counts) for number in numbers})
         for ip, *rest, since, numbers in value["leases"]
     }
+
+
+def _encode_audit(state: AuditState) -> Iterator[Row]:
+    yield "audit", _json([(*place, track.holder, track.doubted) for place, track in state.items()])
+    tracks = state.values()
+    yield "audit/counts", _numbers(count for track in tracks for count in (*track.start, *track.mark, track.booked))
+
+
+def _decode_audit(rows: Mapping[str, str | bytes]) -> Iterator[tuple[Place, Track]]:
+    if "audit" not in rows:
+        return  # of a version that had none
+    counts = _pairs(rows["audit/counts"], Count)
+    for (number, direction, holder, doubted), *five in zip(json.loads(rows["audit"]), *[counts] * 5, strict=True):
+        start, mark, booked = Pair(*five[:2]), Pair(*five[2:4]), five[4]
+        yield (number, Direction(direction)), Track(holder, start, mark, booked, doubted)
 
 
 def _encode_pod(pod: Pod | None) -> tuple[Any, ...] | None:

@@ -47,10 +47,12 @@ from netacct.accounting.series import Flow, Limits, Name, SeriesState, SeriesTab
 from netacct.accounting.tallies import Tallies, TalliesState
 from netacct.model import (
     UNBOUNDED,
+    UNCLASSIFIED,
     ZERO,
     Address,
     Count,
     CounterKey,
+    Direction,
     Lease,
     Level,
     Pod,
@@ -215,6 +217,13 @@ class Ledger:
         self._give_up(at)
         self._bind(tenures, at)
         self._at, self._read_at = at, snapshot.at
+
+    def add_unclassified(self, lease: Lease, direction: Direction, count: Count, at: float) -> None:
+        """Book to a lease what no counter saw and the audit found missing; comes on top of L1."""
+        flow = (direction, UNCLASSIFIED)
+        self._series.book(lease.pod, flow, count, at)
+        self.tallies.add(lease, flow, count)
+        self.must_save = True
 
     def saved(self) -> None:
         """A store holds this ledger's `state()` now."""
