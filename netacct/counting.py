@@ -96,10 +96,10 @@ class Counting:
             return
         other, theirs = self._other
         begin = clock.now()
-        other.remove(self._keep)
+        with contextlib.closing(other):
+            other.remove(self._keep)
         self._forget_unused(theirs, ())
         self._other, self._left = None, (other.name, begin)
-        other.close()
 
     def refresh(self) -> None:
         """Read and settle."""
