@@ -10,7 +10,7 @@ from dataclasses import replace
 from netacct.kernel import ipset
 from netacct.kernel.base import Keep
 from netacct.kernel.ipset import SetFullError, Sets
-from netacct.kernel.layout import SENTINEL, SET_PREFIX, Layout, SetSpec
+from netacct.kernel.layout import SET_PREFIX, Layout, SetSpec
 from netacct.kernel.netlink import Netlink
 from netacct.kernel.setmaker import (
     EPOCH_LENGTH,
@@ -21,9 +21,11 @@ from netacct.kernel.setmaker import (
     intact_catch_all,
     is_ours,
     key_of,
+    may_count_pods,
     networks_of,
     pairs,
     put_sentinel,
+    sentinel_of,
     suits,
     whole,
 )
@@ -124,8 +126,10 @@ class CounterSets:
         if key is None:
             return None
         header = ipset.read_header(self._netlink, name)
-        if key.scope is Scope.POD and header and header.type == "hash:ip" and header.counters:
-            put_sentinel(self._netlink, name, key.family)  # if it is gone, all that is here was counted since
+        if key.scope is Scope.POD and header and may_count_pods(header):
+            end = header.range[1] if header.range else None
+            # if it is gone, all that is here was counted since
+            put_sentinel(self._netlink, name, sentinel_of(key.family, end))
         reading = self._reading(key, name)
         return reading if reading and any(any(count) for count in reading.counts.values()) else None
 
@@ -144,16 +148,20 @@ class CounterSets:
         if key.scope is not Scope.POD:
             total = whole(self._netlink, name, key.family)
             return None if total is None else Reading(key, epoch_of(name), {WHOLE: total})
-        counts = ipset.read_counters(self._netlink, name)
-        sentinel = counts.pop(SENTINEL[key.family], None) if counts else None
-        return None if counts is None or sentinel is None else Reading(key, sentinel[0], counts)
+        found = ipset.read_set(self._netlink, name)
+        if found is None:
+            return None
+        sentinel = found.counts.pop(sentinel_of(key.family, found.end), None)
+        return None if sentinel is None else Reading(key, sentinel[0], found.counts)
 
     def add(self, ips: Iterable[Address]) -> None:
         """Give addresses their counters; where a set is full they stay without, and count as rest."""
         for family, some in _by_family(ips):
-            for name, _ in self._pod_sets(family):
+            for spec, _ in self._pod_sets(family):
+                if spec.range is not None:  # all that it counts is there from the start
+                    continue
                 try:
-                    ipset.add_fresh(self._netlink, name, some)
+                    ipset.add_fresh(self._netlink, spec.name, some)
                 except SetFullError:
                     continue
 
@@ -166,12 +174,12 @@ class CounterSets:
         doomed: dict[str, Reading] = {}
         unreadable = []
         for family, some in _by_family(ips):
-            for name, key in self._pod_sets(family):
-                reading = self._reading(key, name)
+            for spec, key in self._pod_sets(family):
+                reading = self._reading(key, spec.name)
                 if reading is None:
                     unreadable.append(key)
                 elif counts := {ip: reading.counts[ip] for ip in some if ip in reading.counts}:
-                    doomed[name] = replace(reading, counts=counts)
+                    doomed[spec.name] = replace(reading, counts=counts)
         snapshot = Snapshot(at, tuple(doomed.values()), tuple(unreadable))
         if doomed:
             keep(snapshot)
@@ -179,10 +187,10 @@ class CounterSets:
             ipset.discard(self._netlink, name, reading.counts)
         return snapshot
 
-    def _pod_sets(self, family: Family) -> Iterator[tuple[str, CounterKey]]:
+    def _pod_sets(self, family: Family) -> Iterator[tuple[SetSpec, CounterKey]]:
         for spec in self._specs:
             if spec.key is not None and spec.key.scope is Scope.POD and spec.family == family:
-                yield self.names[spec.name], spec.key
+                yield spec, spec.key
 
     def differences(self, members: Mapping[Family, Members]) -> list[str]:
         """What is wrong with the sets, in words. Writes nothing."""
@@ -202,12 +210,13 @@ class CounterSets:
             intact = whole(self._netlink, name, spec.family) is not None
             return [] if intact else [f"set {name} has lost elements (was it flushed?)"]
         if spec.key is None:
-            same = networks_of(self._netlink, name) == set(pairs(spec.networks))
+            same = networks_of(self._netlink, name) == set(pairs(spec))
             return [] if same else [f"set {name} holds other prefixes than ours"]
         counts = ipset.read_counters(self._netlink, name) or {}
-        found = [] if SENTINEL[spec.family] in counts else [f"set {name} has lost its sentinel (was it flushed?)"]
-        missing = sum(ip not in counts for ip in (*members.prefilled, *members.leased))
-        if missing and len(counts) < header.maxelem:
+        found = [] if spec.sentinel in counts else [f"set {name} has lost its sentinel (was it flushed?)"]
+        leased = members.leased if len(counts) < header.maxelem else ()  # for which there may be no room
+        missing = sum(ip not in counts for ip in (*members.prefilled, *leased))
+        if missing:
             found.append(f"set {name} lacks {missing} addresses")
         return found
 

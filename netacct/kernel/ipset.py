@@ -65,7 +65,10 @@ class Element(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a set is. `hashsize` and `maxelem` are 0 for bitmaps, `netmask` is 0 where there is none."""
+    """What a set is. `hashsize` and `maxelem` are 0 for bitmaps, `netmask` is 0 where there is none.
+
+    range: the first and last address of a bitmap; None for other types.
+    """
 
     type: str
     family: Family
@@ -74,6 +77,14 @@ class Header:
     netmask: int
     counters: bool
     references: int
+    range: tuple[Address, Address] | None = None
+
+
+class Counters(NamedTuple):
+    """(bytes, packets) of each element, and the last address of the range where the set is a bitmap."""
+
+    counts: dict[Address, tuple[int, int]]
+    end: Address | None
 
 
 def set_names(netlink: Netlink, prefix: str) -> list[str]:
@@ -98,6 +109,12 @@ def read_elements(netlink: Netlink, name: str) -> list[Element]:
 
 def read_counters(netlink: Netlink, name: str) -> dict[Address, tuple[int, int]] | None:
     """(bytes, packets) of each address (of each prefix's, in `hash:net`); None where there is no such set."""
+    found = read_set(netlink, name)
+    return None if found is None else found.counts
+
+
+def read_set(netlink: Netlink, name: str) -> Counters | None:
+    """What `read_counters` gives, and the end of a bitmap; None where there is no such set."""
     messages = _list(netlink, name)
     if not messages:
         return None
@@ -109,7 +126,7 @@ def read_counters(netlink: Netlink, name: str) -> dict[Address, tuple[int, int]]
             continue
         for ip, octets, packets in layout.iter_unpack(adt):  # half a microsecond each: most of a large reading
             counts[ip] = (octets, packets)
-    return counts
+    return Counters(counts, _ip_in(dict(attributes(dict(attributes(messages[0]))[_DATA])), _IP_TO))
 
 
 def add(netlink: Netlink, name: str, elements: Iterable[tuple[Address, int | None]]) -> None:
@@ -187,18 +204,22 @@ class Sets:
                 hashsize=buckets,
             )
 
-    def create_halves(self, name: str) -> None:
-        """Make a `bitmap:ip` set of two elements that stand for the two halves of all IPv4 addresses, and fill it.
+    def create_bitmap(self, name: str, ends: tuple[Address, Address], netmask: int, *, counters: bool) -> None:
+        """Make a `bitmap:ip` set, whose lookup is the cheapest there is, of at most 65,536 elements.
 
-        A set of its own kind, because its lookup is the cheapest there is; like `ipset create NAME bitmap:ip range
-        0.0.0.0/0 netmask 1 counters`. pyroute2 has no word for the range. Errors: DatapathError, also where it exists.
+        Args:
+            name: how it is called.
+            ends: its first and last IPv4 address.
+            netmask: the prefix length of what one element stands for; 0 for an address each.
+            counters: whether its elements count.
+
+        Errors: DatapathError, also where it exists.
         """
         data = nested(
             _DATA,
-            _address(_IP, b"\0" * 4),
-            _address(_IP_TO, b"\xff" * 4),
-            attribute(_NETMASK, b"\x01"),
-            attribute(_CADT_FLAGS | NLA_F_NET_BYTEORDER, _WITH_COUNTERS.to_bytes(4, "big")),
+            *(_address(kind, ip) for kind, ip in zip((_IP, _IP_TO), ends, strict=True)),
+            attribute(_NETMASK, bytes([netmask])) if netmask else b"",
+            attribute(_CADT_FLAGS | NLA_F_NET_BYTEORDER, _WITH_COUNTERS.to_bytes(4, "big")) if counters else b"",
         )
         kind = "bitmap:ip"
         with _explained(f"create set {name} of type {kind}"):
@@ -244,6 +265,7 @@ def _header(message: memoryview) -> Header:
     top = dict(attributes(message))
     own = dict(attributes(top[_DATA]))
     number = {kind: int.from_bytes(own.get(kind, b""), "big") for kind in (_HASHSIZE, _MAXELEM, _NETMASK, _CADT_FLAGS)}
+    first, last = _ip_in(own, _IP), _ip_in(own, _IP_TO)
     return Header(
         type=_text(top[_TYPENAME]),
         family=4 if top[_FAMILY][0] == socket.AF_INET else 6,
@@ -252,7 +274,16 @@ def _header(message: memoryview) -> Header:
         netmask=number[_NETMASK],
         counters=bool(number[_CADT_FLAGS] & _WITH_COUNTERS),
         references=int.from_bytes(own.get(_REFERENCES, b""), "big"),
+        range=None if first is None or last is None else (first, last),
     )
+
+
+def _ip_in(own: dict[int, memoryview], kind: int) -> Address | None:
+    """The address in one of the decoded attributes."""
+    if kind not in own:
+        return None
+    (_, ip), *_ = attributes(own[kind])
+    return bytes(ip)
 
 
 def _slow(adt: memoryview) -> Iterator[Element]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from netacct.kernel import classify
-from netacct.kernel.plan import FamilyPlan, Plan
+from netacct.kernel.plan import PREFILL_LIMIT, FamilyPlan, Plan
 from netacct.model import TUNNEL, Address, CounterKey, Direction, Family, Network, Scope
 
 CHAIN_PREFIX = "NETACCT-"
@@ -18,7 +18,10 @@ SET_PREFIX = "nacc"
 """Every ipset of ours starts with this; the family (4 or 6) follows."""
 
 SENTINEL: dict[Family, Address] = {4: b"\xff" * 4, 6: b"\xff" * 16}
-"""The element of a pod counter set that carries its epoch: packets 1, bytes the number. No pod can have it."""
+"""The element of a `hash:ip` counter set that carries its epoch: packets 1, bytes the number. No pod can have it."""
+
+EVERYWHERE: tuple[Address, Address] = (b"\0" * 4, b"\xff" * 4)
+"""The range of a bitmap whose netmask makes all IPv4 addresses few enough."""
 
 HALVES: dict[Family, tuple[str, str]] = {4: ("0.0.0.0/1", "128.0.0.0/1"), 6: ("::/1", "8000::/1")}
 """The elements of a catch-all set: no type that counts has a /0, so each half has a counter."""
@@ -29,6 +32,7 @@ MULTIPORT_LIMIT = 15
 _LEAST_HASHSIZE = 64
 
 Side: TypeAlias = Literal["src", "dst"]
+SetType: TypeAlias = Literal["hash:ip", "hash:net", "bitmap:ip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +42,26 @@ class SetSpec:
     key:        the counters it holds; None where it only classifies.
     catch_all:  one counter for every address (a rest or host counter). The kernel name is `name` + "-" + six
                 characters of [0-9a-z] that are its epoch, because it has no room for a sentinel.
-    networks:   the whole content of a classifying set (hash:net).
+    networks:   the whole content of a classifying set.
     size:       elements it must hold without ever growing (the sentinel included).
+    range:      the first and last address of a bitmap; None for a hash.
+    netmask:    a bitmap has one element for each network of this length; 0: for each address.
     """
 
     name: str
-    type: Literal["hash:ip", "hash:net", "bitmap:ip"]
+    type: SetType
     family: Family
     key: CounterKey | None = None
     catch_all: bool = False
     networks: tuple[Network, ...] = ()
     size: int = 0
+    range: tuple[Address, Address] | None = None
+    netmask: int = 0
+
+    @property
+    def sentinel(self) -> Address:
+        """The element of a pod counter set that carries its epoch: no packet of a pod of this plan looks it up."""
+        return SENTINEL[self.family] if self.range is None else self.range[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +198,7 @@ class _Family:
         self.local_sets, self.local = classify.local_probes(family)
         inside = [ip for ip in family.own if any(ipaddress.ip_address(ip) in net for net in family.local)]
         self.own_inside = classify.own_probes(inside)
+        self.pod_range = _bitmap_range(family)
 
     def layout(self) -> Layout:
         sets = [self._membership(members) for members in (*self.local_sets, *self.class_sets)]
@@ -204,8 +218,10 @@ class _Family:
         return f"{SET_PREFIX}{self.family.family}-{suffix}"
 
     def _membership(self, members: classify.Members) -> SetSpec:
-        networks = members.networks
-        return SetSpec(self._name(members.name), "hash:net", self.family.family, networks=networks, size=len(networks))
+        name, version, networks = self._name(members.name), self.family.family, members.networks
+        if not members.netmask:
+            return SetSpec(name, "hash:net", version, networks=networks, size=len(networks))
+        return SetSpec(name, "bitmap:ip", version, networks=networks, range=EVERYWHERE, netmask=members.netmask)
 
     def _counter_sets(self, leg: _Leg, traffic: str) -> list[SetSpec]:
         version = self.family.family
@@ -217,18 +233,22 @@ class _Family:
             CounterKey(version, scope, leg.direction, traffic),
             catch_all=True,
             size=len(HALVES[version]),
+            range=EVERYWHERE if version == 4 else None,
+            netmask=1 if version == 4 else 0,
         )
         if leg.scope is Scope.HOST:
             return [whole]
         room = self.plan.dynamic_capacity if self.family.dynamic else 0
         key = CounterKey(version, Scope.POD, leg.direction, traffic)
         size = len(self.family.prefilled) + 1 + room
-        return [SetSpec(self._name(f"{leg.counters}-{traffic}"), "hash:ip", version, key, size=size), whole]
+        kind: SetType = "hash:ip" if self.pod_range is None else "bitmap:ip"
+        pods = SetSpec(self._name(f"{leg.counters}-{traffic}"), kind, version, key, size=size, range=self.pod_range)
+        return [pods, whole]
 
     def _class_chain(self, leg: _Leg, traffic: str) -> Chain:
         rules = self._mark_rules(traffic)
         if leg.scope is Scope.POD:
-            rules += self._pod_rules(leg, traffic)
+            rules += [self._count(leg, traffic), *self._pod_rules(leg, traffic)]
         whole = self._name(f"{leg.catch_all}-{traffic}")
         rules.append(Rule(sets=(SetMatch(whole, leg.owner),)))
         return Chain(leg.class_chain(traffic), tuple(rules))
@@ -240,15 +260,18 @@ class _Family:
             return []
         return [Rule(SetMark(value, marks.mask), unmarked=marks.mask)]
 
+    def _count(self, leg: _Leg, traffic: str) -> Rule:
+        """Count at the pod's address, if it has counters."""
+        return Rule(Return(), sets=(SetMatch(self._name(f"{leg.counters}-{traffic}"), leg.owner),))
+
     def _pod_rules(self, leg: _Leg, traffic: str) -> list[Rule]:
-        """Count at the pod's address; else let pass what is the node's own; else make room for a new address.
+        """Where no counter was met: let pass what is the node's own; else make room for a new address.
 
         The packet for which SET makes an element is in that element's counters already, so the match after it must not
         count; and SET must not have --exist, which would begin a counter anew at every packet.
         """
         name = self._name(f"{leg.counters}-{traffic}")
-        rules = [Rule(Return(), sets=(SetMatch(name, leg.owner),))]
-        rules += [_on(leg.owner, probe, self._name, Return()) for probe in self.own_inside]
+        rules = [_on(leg.owner, probe, self._name, Return()) for probe in self.own_inside]
         if self.family.dynamic:
             rules.append(Rule(AddToSet(name, leg.owner)))
             rules.append(Rule(Return(), sets=(SetMatch(name, leg.owner, update_counters=False),)))
@@ -268,7 +291,7 @@ class _Family:
         chains: list[Chain] = []
 
         def rules(nodes: Iterable[classify.Node]) -> list[Rule]:
-            return [rule(node) for node in nodes]
+            return [one for node in nodes for one in (*self._shortcut(leg, node), rule(node))]
 
         def rule(node: classify.Node) -> Rule:
             if isinstance(node, classify.Step):
@@ -281,6 +304,12 @@ class _Family:
         nodes = classify.tree(self.steps, self.plan.default, everything)
         head = Chain(leg.chain, (*self._tunnel_rules(leg), *rules(nodes)))
         return [*chains, head]
+
+    def _shortcut(self, leg: _Leg, node: classify.Node) -> list[Rule]:
+        """What the default class's chain begins with, ahead of going there: most packets to the internet end here."""
+        if leg.scope is not Scope.POD or node != classify.Step(self.plan.default, classify.ANY):
+            return []
+        return [*self._mark_rules(self.plan.default), self._count(leg, self.plan.default)]
 
     def _host_guard(self) -> Chain:
         classes = Jump(_HO.chain, goto=True)
@@ -317,5 +346,20 @@ def _on(
         destination=probe.network if side == "dst" else None,
         not_in=not_in,
         not_out=not_out,
-        sets=(SetMatch(name(probe.members), side),) if probe.members else (),
+        sets=tuple(SetMatch(name(members), side) for members in (probe.blocks, probe.members) if members),
     )
+
+
+def _bitmap_range(family: FamilyPlan) -> tuple[Address, Address] | None:
+    """The range of bitmaps that count the local addresses; None where these need hashes.
+
+    A bitmap's lookup is an index, a hash's 20 ns more. Its range is a CIDR, so that a range which joins rarely asks for
+    new sets, and ends one address later, at the sentinel.
+    """
+    if family.family != 4 or family.dynamic or not family.local:
+        return None
+    around = classify.common_prefix(family.local)
+    first, end = int(around.network_address), int(around.broadcast_address) + 1
+    if around.num_addresses > PREFILL_LIMIT or end >= 1 << 32:
+        return None
+    return first.to_bytes(4, "big"), end.to_bytes(4, "big")

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from netacct.kernel.layout import (
     HALVES,
-    SENTINEL,
     AddToSet,
     Chain,
     Jump,
@@ -57,15 +56,16 @@ def ipset_text(
         lines += ["", f"# {_about(spec)}", create_line(spec, name)]
         lines += [f"add {name} {element}" for element in _elements(spec, addresses)]
         if spec.name in epochs and _is_pod_set(spec):
-            lines.append(f"add {name} {unpack(SENTINEL[spec.family])} packets 1 bytes {epochs[spec.name]}")
+            lines.append(f"add {name} {unpack(spec.sentinel)} packets 1 bytes {epochs[spec.name]}")
     return "\n".join(lines) + "\n"
 
 
 def create_line(spec: SetSpec, name: str) -> str:
     """The `create` command of one set, under the given kernel name."""
     counters = " counters" if spec.key is not None else ""
-    if spec.type == "bitmap:ip":
-        return f"create {name} bitmap:ip range 0.0.0.0/0 netmask 1{counters}"
+    if spec.range is not None:
+        netmask = f" netmask {spec.netmask}" if spec.netmask else ""
+        return f"create {name} {spec.type} range {'-'.join(map(unpack, spec.range))}{netmask}{counters}"
     family = "inet" if spec.family == 4 else "inet6"
     return f"create {name} {spec.type} family {family} hashsize {hash_size(spec)} maxelem {max(spec.size, 1)}{counters}"
 
@@ -159,10 +159,12 @@ def _is_pod_set(spec: SetSpec) -> bool:
 def _elements(spec: SetSpec, addresses: Iterable[str]) -> Iterable[str]:
     if spec.catch_all:
         return HALVES[spec.family]
-    return addresses if _is_pod_set(spec) else map(str, spec.networks)
+    if _is_pod_set(spec):
+        return addresses
+    return (str(network.network_address) if spec.netmask else str(network) for network in spec.networks)
 
 
 def _about(spec: SetSpec) -> str:
     if spec.key is None:
-        return f"which addresses are {spec.name.rpartition('-')[2]}"
+        return f"which {'blocks' if spec.netmask else 'addresses'} are {spec.name.split('-', 2)[-1]}"
     return f"{spec.key.scope} {spec.key.direction}, {spec.key.traffic}"

@@ -20,7 +20,7 @@ from netacct.kernel import ipset
 from netacct.kernel.ipset import Header, SetFullError, Sets
 from netacct.kernel.layout import HALVES, SENTINEL, SET_PREFIX, SetSpec, hash_size
 from netacct.kernel.netlink import Netlink
-from netacct.model import Address, Count, CounterKey, Direction, Family, Network, Scope
+from netacct.model import Address, Count, CounterKey, Direction, Family, Scope
 
 EPOCH_LENGTH = 6
 SPARE = "+"
@@ -29,7 +29,7 @@ SPARE = "+"
 _EPOCH_ALPHABET = string.digits + string.ascii_lowercase
 _EPOCH_BITS = 62  # a sentinel's bytes are a 64-bit counter, and readers in other languages have signed ones
 
-_OURS = re.compile(rf"{SET_PREFIX}([46])([-+])(tx|rx|to|ro|hi|ho|own|local|c\d+)(?:-(.+))?")
+_OURS = re.compile(rf"{SET_PREFIX}([46])([-+])(tx|rx|to|ro|hi|ho|own|local|[bc]\d+)(?:-(.+))?")
 _LEGS = {
     "tx": (Scope.POD, Direction.TRANSMIT),
     "rx": (Scope.POD, Direction.RECEIVE),
@@ -39,6 +39,8 @@ _LEGS = {
     "ho": (Scope.HOST, Direction.TRANSMIT),
 }
 
+
+_POD_TYPES = {"hash:ip", "bitmap:ip"}
 
 _HALVES: dict[Family, set[Address]] = {
     family: {ipaddress.ip_network(half).network_address.packed for half in halves} for family, halves in HALVES.items()
@@ -87,8 +89,8 @@ class SetMaker:
         if spec.catch_all:
             return intact_catch_all(self._netlink, spec, self._present) or self._create_catch_all(spec)
         header = ipset.read_header(self._netlink, spec.name) if spec.name in self._present else None
-        if header is not None and (header.type, header.family) != (spec.type, spec.family):
-            # not of our making, so nothing of ours is in it; and only sets of one type can be swapped
+        if header is not None and not _can_be_swapped(header, spec):
+            # not of our making, so nothing of ours is in it
             if not self._sets.destroy(spec.name):
                 raise DatapathError(f"set {spec.name} is a {header.type} that somebody's rules refer to")
             header = None
@@ -104,27 +106,32 @@ class SetMaker:
     def _complete(self, spec: SetSpec, header: Header, members: Members) -> bool:
         """Complete a set of the right kind in place; False where only a new one will do."""
         if spec.key is None:
-            return networks_of(self._netlink, spec.name) == set(pairs(spec.networks))
+            return networks_of(self._netlink, spec.name) == set(pairs(spec))
         counts = ipset.read_counters(self._netlink, spec.name) or {}
-        taken = len(counts.keys() | {SENTINEL[spec.family]})
         missing = [ip for ip in members.prefilled if ip not in counts]
-        if taken + len(missing) > header.maxelem:
+        room = header.maxelem - len(counts.keys() | {spec.sentinel}) - len(missing)
+        if spec.range is None and room < 0:
             return False
-        put_sentinel(self._netlink, spec.name, spec.family)
+        put_sentinel(self._netlink, spec.name, spec.sentinel)
         leased = [ip for ip in members.leased if ip not in counts]
-        room = header.maxelem - taken - len(missing)
-        self._fill(spec.name, chain(missing, leased[:room]))
+        self._fill(spec.name, chain(missing, leased[: max(room, 0)]))  # a bitmap is for prefilled ones only
         return True
 
     def _create(self, spec: SetSpec, name: str, members: Members) -> None:
-        size = max(spec.size, 1)
-        counted = spec.key is not None
-        self._sets.create_hash(name, spec.type, spec.family, size, hash_size(spec), counters=counted)
-        if not counted:
-            ipset.add(self._netlink, name, pairs(spec.networks))
+        self._create_empty(spec, name)
+        if spec.key is None:
+            ipset.add(self._netlink, name, pairs(spec))
             return
-        put_sentinel(self._netlink, name, spec.family)
-        self._fill(name, islice(chain(members.prefilled, members.leased), size - 1))
+        put_sentinel(self._netlink, name, spec.sentinel)
+        self._fill(name, islice(chain(members.prefilled, members.leased), spec.size - 1))
+
+    def _create_empty(self, spec: SetSpec, name: str) -> None:
+        counted = spec.key is not None
+        if spec.range is not None:
+            self._sets.create_bitmap(name, spec.range, spec.netmask, counters=counted)
+        else:
+            size = max(spec.size, 1)
+            self._sets.create_hash(name, spec.type, spec.family, size, hash_size(spec), counters=counted)
 
     def _fill(self, name: str, ips: Iterable[Address]) -> None:
         try:
@@ -135,10 +142,7 @@ class SetMaker:
     def _create_catch_all(self, spec: SetSpec) -> str:
         epoch = "".join(secrets.choice(_EPOCH_ALPHABET) for _ in range(EPOCH_LENGTH))
         name = f"{spec.name}-{epoch}"
-        if spec.type == "bitmap:ip":
-            self._sets.create_halves(name)
-        else:
-            self._sets.create_hash(name, spec.type, spec.family, spec.size, hash_size(spec), counters=True)
+        self._create_empty(spec, name)
         prefix = None if spec.type == "bitmap:ip" else 1
         ipset.add(self._netlink, name, ((ip, prefix) for ip in _HALVES[spec.family]))
         return name
@@ -159,14 +163,29 @@ def suits(header: Header, spec: SetSpec) -> bool:
     """Whether a set found in the kernel is of the kind that the spec describes. A larger one than needed will do."""
     if (header.type, header.family, header.counters) != (spec.type, spec.family, spec.key is not None):
         return False
-    if spec.type == "bitmap:ip":
-        return header.netmask == 1
+    if spec.range is not None:
+        return (header.range, header.netmask) == (spec.range, spec.netmask)
     return header.maxelem >= spec.size and header.hashsize >= hash_size(spec)
 
 
-def put_sentinel(netlink: Netlink, name: str, family: Family) -> None:
+def _can_be_swapped(header: Header, spec: SetSpec) -> bool:
+    """Whether the kernel exchanges such a set with the one wanted: sets of one family that look the same things up."""
+    return header.family == spec.family and (header.type == spec.type or {header.type, spec.type} == _POD_TYPES)
+
+
+def put_sentinel(netlink: Netlink, name: str, sentinel: Address) -> None:
     """Give a pod counter set an epoch, unless it has one."""
-    ipset.add_counted(netlink, name, SENTINEL[family], octets=1 + secrets.randbits(_EPOCH_BITS), packets=1)
+    ipset.add_counted(netlink, name, sentinel, octets=1 + secrets.randbits(_EPOCH_BITS), packets=1)
+
+
+def sentinel_of(family: Family, end: Address | None) -> Address:
+    """The sentinel of a pod counter set as it is in the kernel; `end` is that of a bitmap's range, None for a hash."""
+    return SENTINEL[family] if end is None else end
+
+
+def may_count_pods(header: Header) -> bool:
+    """Whether a set with the name of a pod counter set can be one."""
+    return header.type in _POD_TYPES and header.counters
 
 
 def whole(netlink: Netlink, name: str, family: Family) -> Count | None:
@@ -182,6 +201,6 @@ def networks_of(netlink: Netlink, name: str) -> set[tuple[Address, int | None]]:
     return {(element.ip, element.cidr) for element in ipset.read_elements(netlink, name)}
 
 
-def pairs(networks: Iterable[Network]) -> list[tuple[Address, int | None]]:
-    """Networks as (address, prefix length)."""
-    return [(network.network_address.packed, network.prefixlen) for network in networks]
+def pairs(spec: SetSpec) -> list[tuple[Address, int | None]]:
+    """The content of a classifying set as (address, prefix length); in a bitmap each element has the same, None."""
+    return [(network.network_address.packed, None if spec.netmask else network.prefixlen) for network in spec.networks]

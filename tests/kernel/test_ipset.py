@@ -111,16 +111,32 @@ def test_a_full_set_says_so(netlink: Netlink) -> None:
 
 
 def test_sets_are_made_as_described(netlink: Netlink) -> None:
-    """Hash sets have the size, buckets and counters asked for; the halves are one bitmap of two elements."""
+    """Hash sets have the size, buckets and counters asked for, bitmaps the range, netmask and counters."""
+    ends, pods = (b"\0" * 4, b"\xff" * 4), (pack("10.244.1.0"), pack("10.244.2.0"))
     with closing(Sets(netlink)) as sets:
         sets.create_hash("h", "hash:ip", 6, 300, 512, counters=True)
         sets.create_hash("n", "hash:net", 4, 10, 64, counters=False)
-        sets.create_halves("b")
+        sets.create_bitmap("b", ends, 1, counters=True)
+        sets.create_bitmap("c", pods, 0, counters=True)
+        sets.create_bitmap("d", ends, 16, counters=False)
 
     assert ipset.read_header(netlink, "h") == Header("hash:ip", 6, 512, 300, 0, counters=True, references=0)
     assert ipset.read_header(netlink, "n") == Header("hash:net", 4, 64, 10, 0, counters=False, references=0)
-    assert ipset.read_header(netlink, "b") == Header("bitmap:ip", 4, 0, 0, 1, counters=True, references=0)
+    assert ipset.read_header(netlink, "b") == Header("bitmap:ip", 4, 0, 0, 1, counters=True, references=0, range=ends)
+    assert ipset.read_header(netlink, "c") == Header("bitmap:ip", 4, 0, 0, 0, counters=True, references=0, range=pods)
     assert "range 0.0.0.0-255.255.255.255 netmask 1 counters" in sh("ipset list -t b")
+    assert "range 10.244.1.0-10.244.2.0 counters" in sh("ipset list -t c")
+    assert sh("ipset save d") == "create d bitmap:ip range 0.0.0.0-255.255.255.255 netmask 16\n"
+
+
+def test_a_bitmap_is_read_with_its_end(netlink: Netlink) -> None:
+    """The counters of a bitmap come with the last address of its range, those of a hash with none."""
+    sh("ipset create b bitmap:ip range 10.0.0.0-10.0.1.0 counters", "ipset add b 10.0.0.9 packets 2 bytes 200")
+    sh("ipset create h hash:ip counters", "ipset add h 10.0.0.9 packets 2 bytes 200")
+
+    assert ipset.read_set(netlink, "b") == ({pack("10.0.0.9"): (200, 2)}, pack("10.0.1.0"))
+    assert ipset.read_set(netlink, "h") == ({pack("10.0.0.9"): (200, 2)}, None)
+    assert ipset.read_set(netlink, "none") is None
 
 
 def test_prefixes_are_written_and_read(netlink: Netlink) -> None:

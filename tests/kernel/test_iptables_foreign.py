@@ -202,10 +202,13 @@ def test_a_flushed_dynamic_set_gets_its_leases_back(datapath: IptablesDatapath) 
 def test_a_foreign_set_under_our_name_is_replaced(datapath: IptablesDatapath) -> None:
     """A set of another type that somebody made under one of our names does not stop us."""
     sh("ipset create nacc4-tx-pod hash:net", "ipset create nacc6-rx-pod hash:ip family inet6")
+    sh("ipset create nacc4-rx-pod hash:ip", "ipset create nacc4-rx-node bitmap:ip range 10.0.0.0-10.0.0.9 counters")
     datapath.install(plan())
 
     assert datapath.verify() == []
-    assert "Type: hash:ip" in sh("ipset list -t nacc4-tx-pod")
+    for name in ("nacc4-tx-pod", "nacc4-rx-pod", "nacc4-rx-node"):
+        assert "Type: bitmap:ip\n" in sh(f"ipset list -t {name}")
+        assert "range 10.244.1.0-10.244.1.16 counters" in sh(f"ipset list -t {name}")
 
 
 def test_a_chain_that_others_lead_to_stays_empty(datapath: IptablesDatapath) -> None:

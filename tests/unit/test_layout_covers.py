@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ipaddress
 import itertools
 import random
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netacct.kernel.classify import MAX_COVERS, covers, rounded
+from netacct.kernel.classify import MAX_COVERS, blocks, covers, rounded
 from netacct.kernel.layout import SetSpec, hash_size
 
 
@@ -46,6 +47,26 @@ def test_covers_of_clustered_networks_are_tight() -> None:
 def test_covers_of_scattered_networks_are_none() -> None:
     """Networks all over the address space have no cover worth a rule."""
     assert covers([ipaddress.ip_network(f"{first}.1.2.0/24") for first in range(1, 224)]) == (None,)
+
+
+@settings(deadline=None)  # two cores, many tenants
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 60), bits=st.sampled_from([3, 12, 20]))
+def test_blocks_are_the_16s_that_are_touched(seed: int, count: int, bits: int) -> None:
+    """Blocks are exactly the /16s in which some address of a network lies, or none where they are a quarter of all."""
+    networks = _cidrs(seed, count, bits)
+    everything = ipaddress.ip_network("0.0.0.0/0").subnets(new_prefix=16)
+    firsts = [int(network.network_address) for network in networks]
+    touched = []
+    for block in everything:
+        at = bisect.bisect_right(firsts, int(block.broadcast_address)) - 1
+        if at >= 0 and networks[at].overlaps(block):
+            touched.append(block)
+    assert list(blocks(networks)) == (touched if len(touched) <= 1 << 14 else [])
+
+
+def test_there_are_no_blocks_of_ipv6() -> None:
+    """A bitmap holds IPv4 addresses only."""
+    assert blocks([ipaddress.ip_network("2001:db8::/48")]) == ()
 
 
 @settings(deadline=None)  # two cores, many tenants

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,8 +47,8 @@ class Kernel:
         self.specs = {spec.name: spec for spec in self.layout.sets}
         self.chains = {chain.name: chain.rules for chain in (*self.layout.chains, *self.layout.hooks)}
         for spec in self.layout.sets:
-            if spec.type == "hash:ip":
-                self.members[spec.name] = {*self.prefilled, xt.SENTINEL[spec.family]}
+            if spec.key is not None and spec.key.scope is Scope.POD:
+                self.members[spec.name] = {*self.prefilled, spec.sentinel}
 
     def hook(self, name: str, packet: Packet) -> None:
         """Send a packet through one hook. Not one rule of ours may end its journey."""
@@ -378,10 +379,59 @@ def test_many_cidrs_cost_one_lookup_and_few_rules() -> None:
     assert all(len(chain.rules) < 10 for chain in layout.chains)
 
 
+def test_cidrs_all_over_the_address_space_are_behind_a_bitmap_of_their_blocks() -> None:
+    """Where no prefixes cover a class, IPv4 packets pass a bitmap of /16s first, and each still gets its class."""
+    rng = random.Random(8)
+    cidrs = [ipaddress.IPv4Network((rng.getrandbits(32), rng.randint(14, 32)), strict=False) for _ in range(400)]
+    rules = policy({**dict.fromkeys(map(str, cidrs), "storage"), **CIDRS})
+    kernel = kernel_of(build(rules, nets(LOCAL[0]), OWN, None, families=(4,)), 4)
+    large = [spec for spec in kernel.layout.sets if spec.key is None]
+    assert [(spec.type, spec.netmask) for spec in large] == [("bitmap:ip", 16), ("hash:net", 0)]
+    for _ in range(300):
+        peer = _draw_address(rng, rules, nets(LOCAL[0]), 4)
+        kernel.counted.clear()
+        kernel.hook("FORWARD", Packet(POD, peer, "veth", "up0"))
+        assert kernel.counted == {
+            (key(4, Scope.POD, TX, expected_class(rules, nets(LOCAL[0]), OWN, peer)), POD): 1,
+        }
+
+
+@pytest.mark.parametrize(
+    ("local", "expected"),
+    [
+        (["10.244.1.0/24"], ("10.244.1.0", "10.244.2.0")),
+        (["10.244.1.0/26", "10.244.1.192/28"], ("10.244.1.0", "10.244.2.0")),
+        (["10.244.0.0/20"], ("10.244.0.0", "10.244.16.0")),
+        (["192.0.2.7/32"], ("192.0.2.7", "192.0.2.8")),
+        (["10.244.15.0/24", "10.244.16.0/24"], None),
+        (["10.244.0.0/19"], None),
+        (["10.244.1.0/24", "10.245.0.0/16"], None),
+        (["255.255.255.254/32"], ("255.255.255.254", "255.255.255.255")),
+    ],
+)
+def test_near_ranges_are_counted_by_bitmaps(local: list[str], expected: tuple[str, str] | None) -> None:
+    """IPv4 ranges within 4,096 addresses share bitmaps that end at a sentinel past them; others take hashes."""
+    layouts = xt.build(build(policy(CIDRS), nets(*local, LOCAL[1]), OWN, None))
+    pods = [spec for one in layouts for spec in one.sets if spec.key is not None and spec.key.scope is Scope.POD]
+    ends = expected and (pack(expected[0]), pack(expected[1]))
+    assert {(spec.type, spec.range, spec.sentinel) for spec in pods if spec.family == 4} == {
+        ("bitmap:ip", ends, ends[1]) if ends else ("hash:ip", None, b"\xff" * 4)
+    }
+    assert {(spec.type, spec.sentinel) for spec in pods if spec.family == 6} == {("hash:ip", b"\xff" * 16)}
+
+
+def test_a_sentinel_at_the_very_end_leaves_no_room_for_a_bitmap() -> None:
+    """A range that ends with the last address of all has none past it, and is counted by hashes."""
+    layout = xt.build(build(policy(CIDRS), nets("255.255.255.240/29", "255.255.255.248/30"), OWN, None))[0]
+    assert {spec.type for spec in layout.sets if spec.key and spec.key.scope is Scope.POD} == {"hash:ip"}
+
+
 def _evaluated(kernel: Kernel, chain: str, packet: Packet) -> int:
     """How many rules a packet meets until its class is found."""
     for met, rule in enumerate(kernel.chains[chain], start=1):
         if kernel._matches(rule, packet):
+            if isinstance(rule.target, xt.Return):  # counted already, in the default class
+                return met
             assert isinstance(rule.target, xt.Jump)
             known = rule.target.chain.removeprefix("NETACCT-TX-") in NAMES
             return met if known else met + _evaluated(kernel, rule.target.chain, packet)

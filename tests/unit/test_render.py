@@ -52,12 +52,18 @@ def test_the_text_is_the_one_that_was_reviewed(family: Family) -> None:
 
 
 def test_a_sentinel_is_written_only_where_an_epoch_is_known() -> None:
-    """Without epochs the text has no sentinel; with one it is the all-ones address with the number as its bytes."""
+    """Without epochs the text has no sentinel; with one it is the all-ones address, or the end of a bitmap's range."""
     layout, prefilled = _layout(6)
     assert "ffff:ffff" not in render.ipset_text(layout, prefilled)
     text = render.ipset_text(layout, prefilled, {"nacc6-tx-pod": 77})
     assert [line for line in text.splitlines() if "packets" in line] == [
         "add nacc6-tx-pod ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff packets 1 bytes 77"
+    ]
+    layout, prefilled = _layout(4)
+    text = render.ipset_text(layout, prefilled, {"nacc4-tx-pod": 77})
+    assert "create nacc4-tx-pod bitmap:ip range 10.244.1.0-10.244.1.4 counters\n" in text
+    assert [line for line in text.splitlines() if "packets" in line] == [
+        "add nacc4-tx-pod 10.244.1.4 packets 1 bytes 77"
     ]
 
 
