@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from netacct.config import Config
     from netacct.kernel.plan import Plan
 
-FORMATS = ("ipset", "iptables", "ip6tables")
+FORMATS = ("ipset", "iptables", "ip6tables", "nft")
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,12 +53,15 @@ def _dry(parser: argparse.ArgumentParser, text: str) -> None:
 
 def _format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--format", choices=FORMATS, help="as input for one tool: `ipset restore`, `iptables-restore --noflush` …"
+        "--format",
+        choices=FORMATS,
+        help="as input for one tool: `ipset restore`, `iptables-restore --noflush`, `nft -f`",
     )
 
 
 def _show(args: argparse.Namespace) -> int:
-    _print_plan(_plan(configuration(args)), args)
+    config = configuration(args)
+    _print_plan(config, args)
     return 0
 
 
@@ -80,7 +83,7 @@ def _diff(args: argparse.Namespace) -> int:
 def _apply(args: argparse.Namespace) -> int:
     config = configuration(args)
     if args.dry_run or args.format:
-        _print_plan(_plan(config), args)
+        _print_plan(config, args)
         return 0
     _print_lines(args, _write(config, "apply"))
     return 0
@@ -89,7 +92,7 @@ def _apply(args: argparse.Namespace) -> int:
 def _remove(args: argparse.Namespace) -> int:
     config = configuration(args)
     if args.dry_run or args.format:
-        _print_removal(_plan(config), args)
+        _print_removal(config, args)
         return 0
     _print_lines(args, _write(config, "remove"))
     return 0
@@ -138,9 +141,33 @@ def _write(config: Config, command: str) -> list[str]:
     return done
 
 
-def _print_plan(plan: Plan, args: argparse.Namespace) -> None:
+def _by_nftables(config: Config, args: argparse.Namespace) -> bool:
+    """Whether what is printed is for nftables: because it was asked for, or because that is what counts here."""
+    from netacct.kernel import detect, detect_look  # noqa: PLC0415 -- other commands start faster without it
+
+    if args.format:
+        return bool(args.format == "nft")
+    return detect.decide(config.datapath, detect_look.look()).name == detect.NFTABLES
+
+
+def _print_nft_plan(plan: Plan, args: argparse.Namespace) -> None:
+    from netacct.kernel import nft_layout, nft_render  # noqa: PLC0415 -- other commands start faster without it
+
+    layouts = nft_layout.build(plan)
+    if args.output == "json" and not args.format:
+        output.write_json({f"ipv{one.family}": nft_render.facts(one) for one in layouts})
+        return
+    prefilled = {family.family: family.prefilled for family in plan.families}
+    output.write("\n".join(nft_render.text(one, prefilled[one.family]) for one in layouts))
+
+
+def _print_plan(config: Config, args: argparse.Namespace) -> None:
     from netacct.kernel import layout, render  # noqa: PLC0415 -- other commands start faster without it
 
+    plan = _plan(config)
+    if _by_nftables(config, args):
+        _print_nft_plan(plan, args)
+        return
     layouts = layout.build(plan)
     prefilled = {family.family: family.prefilled for family in plan.families}
     if args.format == "ipset":
@@ -159,9 +186,14 @@ def _print_plan(plan: Plan, args: argparse.Namespace) -> None:
         output.write("\n".join(f"# IPv{one.family}\n" + "\n".join(render.rules(one)) + "\n" for one in layouts))
 
 
-def _print_removal(plan: Plan, args: argparse.Namespace) -> None:
-    from netacct.kernel import layout, render  # noqa: PLC0415 -- other commands start faster without it
+def _print_removal(config: Config, args: argparse.Namespace) -> None:
+    from netacct.kernel import layout, nft_render, render  # noqa: PLC0415 -- other commands start faster without it
 
+    plan = _plan(config)
+    if _by_nftables(config, args):
+        text = nft_render.removal_text(family.family for family in plan.families)
+        output.write(text) if args.format else _print_lines(args, text.splitlines())
+        return
     layouts = layout.build(plan)
     if args.format == "ipset":
         from netacct.kernel.counters import set_names  # noqa: PLC0415 -- as above

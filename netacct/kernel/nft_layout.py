@@ -23,7 +23,10 @@ PRIORITY = -151
 
 Side: TypeAlias = Literal["src", "dst"]
 
-_HOOKS = {"input": 1, "forward": 2, "output": 3, "postrouting": 4}  # NF_INET_*
+HOOK_NAMES = {1: "input", 2: "forward", 3: "output", 4: "postrouting"}
+"""NF_INET_*"""
+
+_HOOKS = {name: number for number, name in HOOK_NAMES.items()}
 _UDP = 17
 _DEEPEST = 8
 """So many chains of a tree lead from one to the next; the kernel allows 16 in all (NFT_JUMP_STACK_SIZE)."""

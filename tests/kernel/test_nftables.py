@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import nftlab
@@ -20,6 +21,7 @@ import support
 from support import POD, counted, epochs, plan, tx
 
 from netacct.errors import DatapathError
+from netacct.kernel import nft_layout, nft_render
 from netacct.kernel import nft_messages as nft
 from netacct.kernel import plan as plans
 from netacct.kernel.netlink import attribute
@@ -27,7 +29,7 @@ from netacct.kernel.nft_messages import OWNER, PERSIST, Message
 from netacct.kernel.nft_writer import NftWriter, RefusedError
 from netacct.kernel.nftables import NftablesDatapath
 from netacct.model import Snapshot, pack
-from netacct.policy import Policy, Prefix, TrafficClass
+from netacct.policy import MarkTable, Policy, Prefix, TrafficClass
 
 pytestmark = [
     pytest.mark.kernel,
@@ -174,6 +176,50 @@ def test_cidrs_that_nest_deeply_fit_into_the_kernels_limit_of_chains(netns: supp
     datapath.install(plans.build(policy, [ipaddress.ip_network(support.LOCAL[4])], [], None))
     assert datapath.verify() == []
     datapath.close()
+
+
+def _large_policy() -> Policy:
+    """Hundreds of CIDRs of both families, some inside of others, of every kind of length."""
+    more = [f"100.{64 + i // 256}.{i % 256}.0/24" for i in range(0, 600, 2)] + ["100.70.1.128/25", "100.96.0.0/11"]
+    more += [f"2001:db8:{i:x}::/48" for i in range(0, 600, 2)] + [f"2001:db8:{i:x}:8::/80" for i in range(0, 90, 2)]
+    more += [f"2{i:03x}::/20" for i in range(1, 300, 3)]
+    added = tuple(Prefix(ipaddress.ip_network(cidr), "storage", "test") for cidr in more)
+    few = support.policy()
+    return replace(few, prefixes=few.prefixes + added)
+
+
+_MARKS = MarkTable(0x1F, {"pod": 1, "node": 2, "internet": 5})
+_SINGLE = [f"10.244.1.{host}" for host in range(2, 60, 2)] + [f"fd00:10:244:1::{host:x}" for host in range(2, 60, 2)]
+_OWN_ADDRESSES = [f"10.96.7.{host}" for host in range(20)] + [f"fd00:10:96::7:{host}" for host in range(20)]
+
+_PLANS = {
+    "small": plan(),
+    "marks": plan(marks=_MARKS),
+    "dynamic": plan(local=("10.244.0.0/16", "fd00:10:244:1::/64")),
+    "large": plans.build(
+        _large_policy(),
+        [ipaddress.ip_network(cidr) for cidr in (*_SINGLE, "10.244.8.0/26", "fd00:10:244:8::/64")],
+        [pack(ip) for ip in _OWN_ADDRESSES],
+        _MARKS,
+    ),
+}
+
+
+@pytest.mark.parametrize("wanted", _PLANS.values(), ids=_PLANS)
+def test_what_we_print_for_nft_is_what_we_install(netns: support.Netns, wanted: plans.Plan) -> None:
+    """nft(8) makes of our text the very tables that the datapath wants: it adopts them without a difference."""
+    for layout, part in zip(nft_layout.build(wanted), wanted.families, strict=True):
+        text = nft_render.text(layout, part.prefilled)
+        done = subprocess.run(["nft", "-f", "-"], input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    datapath = NftablesDatapath()
+    datapath.adopt(wanted)
+    assert datapath.verify() == []
+    assert datapath.read().unreadable == ()
+    datapath.close()
+    families = [layout.family for layout in nft_layout.build(wanted)]
+    done = subprocess.run(["nft", "-f", "-"], input=nft_render.removal_text(families), text=True, check=False)
+    assert (done.returncode, netns.sh("nft list tables")) == (0, "")
 
 
 def test_counters_of_many_addresses_fit_into_a_small_send_buffer(netns: support.Netns) -> None:
