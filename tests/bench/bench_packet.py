@@ -24,13 +24,13 @@ from netacct.model import Scope
 
 WARM, COUNT = 20_480, 102_400
 """Packets of one turn: each a multiple of every flow's number of routes together, so that all routes are used alike."""
-MANY_CIDRS = 8000
+MANY_CIDRS = 10_000
 ROUNDS_PER_LANE = 5
 """New lanes after so many rounds: where the kernel happens to put a lane's tables is chance too."""
 OUT, IN, TO_NODE, FROM_NODE = "pod to internet", "internet to pod", "pod to node", "node to internet"
 ANYWHERE, LISTED = "pod to 2,048 addresses anywhere", "pod to 2,048 listed addresses"
 FROM_4096, TO_4096 = "4,096 pods to internet", "internet to 4,096 pods"
-CLOUD = f"netacct, {MANY_CIDRS:,} CIDRs"
+CLOUD, NFT_CLOUD = f"netacct, {MANY_CIDRS:,} CIDRs", f"netacct, nftables, {MANY_CIDRS:,} CIDRs"
 
 
 class Row(NamedTuple):
@@ -48,6 +48,17 @@ ROWS = (
     Row(OUT, "bare", "netacct, 4,096 addresses", 0.86),
     Row(ANYWHERE, "bare", CLOUD, 0.83),
     Row(LISTED, "bare", CLOUD, 0.83),
+    Row(OUT, "kubernetes", "kubernetes + netacct, nftables", 0.92),
+    Row(OUT, "bare", "netacct, nftables", 0.90),
+    Row(OUT, "bare", "netacct, nftables, 4,096 addresses", 0.88),
+    Row(ANYWHERE, "bare", NFT_CLOUD, 0.88),
+    Row(LISTED, "bare", NFT_CLOUD, 0.88),
+    Row(OUT, "netacct, nftables", "netacct, nftables, marks"),
+    Row(TO_NODE, "bare", "netacct, nftables"),
+    Row(FROM_NODE, "bare", "netacct, nftables"),
+    Row(IN, "bare", "netacct, nftables"),
+    Row(FROM_4096, "bare, 4,096 addresses", "netacct, nftables, 4,096 addresses"),
+    Row(TO_4096, "bare, 4,096 addresses", "netacct, nftables, 4,096 addresses"),
     Row(OUT, "bare", "naive, 110 pods"),
     Row(OUT, "bare", "naive, 250 pods"),
     Row(OUT, "bare", "empty mangle table"),

@@ -1,4 +1,4 @@
-"""The product under test: its policy, plan and iptables datapath, used as the agent uses them, in a given namespace."""
+"""The product under test: its policy, plan and datapaths, used as the agent uses them, in a given namespace."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from bench_netns import Namespace
 from netacct import policy_file
 from netacct.kernel import plan
 from netacct.kernel.iptables import IptablesDatapath
+from netacct.kernel.nftables import NftablesDatapath
 from netacct.model import Direction, Scope, pack
 
 Booked = tuple[Scope, Direction, str]
 """What a packet is booked as, whoever the pod is: scope, direction, traffic class."""
 
 
+DATAPATHS = {"iptables": IptablesDatapath, "nftables": NftablesDatapath}
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What netacct is told to count on one node."""
+    """What netacct is told to count on one node, and how."""
 
     policy: Path
     local: Sequence[str]
     own: Sequence[str]
     marks: bool = False
+    datapath: str = "iptables"
 
     def plan(self) -> plan.Plan:
         """The plan of it."""
@@ -40,7 +45,7 @@ def install(node: Namespace, setup: Setup) -> None:
     """Install netacct's rules and sets on a node."""
 
     def inside() -> None:
-        IptablesDatapath().install(setup.plan())
+        DATAPATHS[setup.datapath]().install(setup.plan())
 
     node.call(inside)
 
@@ -49,7 +54,7 @@ def booked_packets(node: Namespace, setup: Setup) -> Counter[Booked]:
     """How many packets netacct has counted on a node since it was installed, summed over all addresses."""
 
     def inside() -> Counter[Booked]:
-        datapath, packets = IptablesDatapath(), Counter[Booked]()
+        datapath, packets = DATAPATHS[setup.datapath](), Counter[Booked]()
         datapath.install(setup.plan())
         for reading in datapath.read().readings:
             _, scope, direction, traffic = reading.key

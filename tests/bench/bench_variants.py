@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import bench_product
@@ -70,6 +70,7 @@ def make_variants(folder: Path, cidrs: Sequence[ipaddress.IPv4Network]) -> dict[
     many = write_policy(folder / "many.yaml", cidrs)
     plain = _setup(few)
     marked = Setup(few, plain.local, plain.own, marks=True)
+    nft = replace(plain, datapath="nftables")
     variants = (
         Variant("bare"),
         Variant("empty mangle table", EMPTY_MANGLE),
@@ -82,6 +83,16 @@ def make_variants(folder: Path, cidrs: Sequence[ipaddress.IPv4Network]) -> dict[
         Variant("netacct, 4,096 addresses", "", _setup(few, LOCAL_20), local=LOCAL_20),
         Variant("bare, 4,096 addresses", local=LOCAL_20),
         Variant(f"netacct, {len(cidrs):,} CIDRs", "", _setup(many)),
+        Variant("netacct, nftables", "", nft),
+        Variant("netacct, nftables, marks", "", replace(marked, datapath="nftables")),
+        Variant("kubernetes + netacct, nftables", KUBERNETES, nft),
+        Variant(
+            "netacct, nftables, 4,096 addresses",
+            "",
+            replace(_setup(few, LOCAL_20), datapath="nftables"),
+            local=LOCAL_20,
+        ),
+        Variant(f"netacct, nftables, {len(cidrs):,} CIDRs", "", replace(_setup(many), datapath="nftables")),
         Variant("naive, 110 pods", naive(110)),
         Variant("naive, 250 pods", naive(250)),
     )
