@@ -22,7 +22,7 @@ _MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 _OF_THE_SYSTEM = ("systemd", "systemd-sysv", "procps", "iproute2")
 """What every Debian server has, and a minimal one not; the rest is what the README tells to install."""
 
-_OF_THE_TESTS = ("iptables-persistent",)
+_OF_THE_TESTS = ("iptables-persistent", "nftables")
 _SOURCES = ("netacct", "rules", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 _TOOLS = ("debootstrap", "systemd-nspawn", "nsenter", "setpriv", "unshare")
 _LONGEST = 1800.0

@@ -66,6 +66,7 @@ class Machine:
     def boot(self) -> None:
         """Start it and wait until all its units are up."""
         for group in self._groups:
+            _sweep(group.parent)
             group.mkdir()
         environ = {
             "PATH": _PATH,
@@ -169,6 +170,13 @@ def _cgroups() -> Iterator[Path]:
         _, hierarchy, folder = line.split(":", 2)
         if hierarchy in mounted:
             yield Path(mounted[hierarchy], folder.lstrip("/"))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the cgroups of earlier runs that were killed."""
+    for group in folder.glob("netacct-*-*"):
+        if not Path("/proc", group.name.split("-")[1]).exists():
+            _remove_cgroup(group)
 
 
 def _remove_cgroup(group: Path) -> None:
