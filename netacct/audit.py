@@ -50,17 +50,17 @@ REASONS = (BRIDGE, BYPASS)
 """The pod is on a bridge that does not show netfilter its frames; anything else."""
 
 Place: TypeAlias = tuple[int, Direction]
-"""An interface's number, and the direction as its pod sees it."""
+"""The number of a pod's (first) interface, and the direction as the pod sees it."""
 
 
 class Seen(NamedTuple):
-    """One pod's interface in one direction, at one look.
+    """One pod's interfaces in one direction, at one look.
 
     Args:
         place: which.
         holder: names the tenure whose bytes these are; another one begins anew.
         counted: what netfilter counted for the holder, at some moment between the next two.
-        least, most: what the interface counted before and after that, without link headers.
+        least, most: what the interfaces counted before and after that, without link headers.
         reason: one of `REASONS`, in case something is missing.
     """
 
@@ -118,6 +118,7 @@ class Audit:
 
     Attributes:
         unsure: the last look doubted something for the first time; look again soon.
+        began: it began something anew; a life that does not know of it loses what crosses from here on.
     """
 
     def __init__(self, state: AuditState | None = None) -> None:
@@ -126,12 +127,13 @@ class Audit:
         self._spots: dict[str, float] = {}
         self._looked = False
         self.unsure = False
+        self.began = False
 
     def look(self, seen: Iterable[Seen], at: float) -> list[Missing]:
         """Compare; returns what is to be booked. Places that are not among `seen` are forgotten."""
         tracks: dict[Place, Track] = {}
         missing: list[Missing] = []
-        self.unsure = False
+        self.unsure = self.began = False
         self._looked = True
         for one in seen:
             tracks[one.place], found = self._step(self._tracks.get(one.place), one, at)
@@ -169,6 +171,7 @@ class Audit:
     def _step(self, track: Track | None, seen: Seen, at: float) -> tuple[Track, Missing | None]:
         here = Pair(seen.most, seen.counted)
         if track is None or track.holder != seen.holder or not _follows(seen, track.mark):
+            self.began = True
             return Track(seen.holder, here, here), None
         crossed = seen.least.minus(track.mark.crossed).bytes
         counted = seen.counted.minus(track.mark.counted).bytes

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol, TypeVar
 
 from netacct import clock
 from netacct.accounting.tallies import key_of
@@ -22,7 +22,7 @@ from netacct.counting import Counting
 from netacct.export.native import Collected
 from netacct.kernel.interfaces import PodLink, Traffic
 from netacct.log import Repeats, get
-from netacct.model import UNCLASSIFIED, ZERO, Address, Direction, Lease, Scope, Snapshot
+from netacct.model import UNCLASSIFIED, ZERO, Address, Count, Direction, Lease, Scope, Snapshot
 
 T = TypeVar("T")
 
@@ -36,13 +36,20 @@ SOON_SECONDS = 1.0
 class Links(Protocol):
     """Where the counters of interfaces come from (`kernel.interfaces`); both raise OSError."""
 
-    def find(self, wanted: Collection[Address]) -> Sequence[PodLink]:
+    def find(self, wanted: Collection[Address]) -> Iterable[PodLink]:
         """The links to these addresses."""
         ...
 
     def read(self) -> Mapping[int, Traffic]:
         """What each interface counted."""
         ...
+
+
+class _Pod(NamedTuple):
+    """One pod's leases, IPv4 first, and its links, both sorted and not empty."""
+
+    leases: list[Lease]
+    links: list[PodLink]
 
 
 class Auditing:
@@ -96,23 +103,24 @@ class Auditing:
 
     def _compare(self, links: Links, before: Mapping[int, Traffic], snapshot: Snapshot) -> bool:
         after = links.read()
-        leases = {lease.ip: lease for lease in self._books.leases.open_leases()}
-        held = {link: _held(link, leases) for link in links.find(leases)}
-        held = {link: mine for link, mine in held.items() if mine and link.number in before and link.number in after}
+        pods = _pods(self._books.leases.open_leases(), links.find)
         if snapshot.unreadable:
             return True  # what those sets counted is booked later: until then nothing can be said to be missing
+        audit = self._books.audit
         if self._overflowed(snapshot):
-            self._books.audit.forget()
-        seen = [
-            one
-            for link, mine in held.items()
-            for one in self._seen(link, mine, before[link.number], after[link.number])
-        ]
-        owners = {link.number: mine[0] for link, mine in held.items()}
-        for missing in self._books.audit.look(seen, snapshot.at):
+            audit.forget()
+        owners: dict[int, Lease] = {}
+        seen: list[Seen] = []
+        for pod in pods:
+            if all(link.number in before and link.number in after for link in pod.links):
+                owners[pod.links[0].number] = pod.leases[0]
+                seen += self._seen(pod, before, after)
+        for missing in audit.look(seen, snapshot.at):
             self._book(missing, owners[missing.place[0]], snapshot.at)
-        if self._books.audit.unsure:
+        if audit.unsure:
             self.soon()
+        if audit.began:
+            self._books.save_at = min(self._books.save_at, clock.now() + SOON_SECONDS)
         return True
 
     def _overflowed(self, snapshot: Snapshot) -> bool:
@@ -122,18 +130,22 @@ class Auditing:
         self._overflow = sum(packets for reading in rest for _bytes, packets in reading.counts.values())
         return was is not None and was != self._overflow
 
-    def _seen(self, link: PodLink, held: Sequence[Lease], before: Traffic, after: Traffic) -> Iterator[Seen]:
-        tallies = self._books.ledger.tallies
-        holder = hashlib.blake2b(repr([key_of(lease) for lease in held]).encode(), digest_size=8).hexdigest()
+    def _seen(self, pod: _Pod, before: Mapping[int, Traffic], after: Mapping[int, Traffic]) -> Iterator[Seen]:
+        tallies = [self._books.ledger.tallies.of(lease).counts for lease in pod.leases]
+        identity = repr(([key_of(lease) for lease in pod.leases], [link.number for link in pod.links]))
+        holder = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+        reason = BRIDGE if any(link.unfiltered for link in pod.links) else BYPASS
         for direction in Direction:
-            counted = ZERO
-            for lease in held:
-                for (way, traffic), count in tallies.of(lease).counts.items():
-                    if way is direction and traffic != UNCLASSIFIED:
-                        counted = counted.plus(count)
-            reason = BRIDGE if link.unfiltered else BYPASS
-            least, most = before.of(direction), after.of(direction)
-            yield Seen((link.number, direction), holder, counted, least, most, reason)
+            counted = _sum(
+                count
+                for counts in tallies
+                for (way, traffic), count in counts.items()
+                if way is direction and traffic != UNCLASSIFIED
+            )
+            least, most = (
+                _sum(traffic[link.number].of(direction) for link in pod.links) for traffic in (before, after)
+            )
+            yield Seen((pod.links[0].number, direction), holder, counted, least, most, reason)
 
     def _book(self, missing: Missing, lease: Lease, at: float) -> None:
         direction = missing.place[1]
@@ -150,7 +162,28 @@ class Auditing:
             )
 
 
-def _held(link: PodLink, leases: Mapping[Address, Lease]) -> list[Lease]:
-    """The leases behind a link, IPv4 first; none where they are several pods': nobody knows whose is what."""
-    held = [leases[ip] for ip in sorted(link.addresses, key=lambda ip: (len(ip), ip))]
-    return held if len({(lease.pod.uid, lease.pod.namespace, lease.pod.name) for lease in held}) == 1 else []
+def _pods(leases: Iterable[Lease], find: Callable[[Collection[Address]], Iterable[PodLink]]) -> list[_Pod]:
+    """The pods with links. Left out are those that share one: nobody knows whose is what."""
+    by_ip = {lease.ip: lease for lease in leases}
+    held: dict[str, list[Lease]] = {}
+    for lease in by_ip.values():
+        held.setdefault(key_of(lease).uid, []).append(lease)
+    links: dict[str, list[PodLink]] = {}
+    shared: set[str] = set()
+    for link in find(by_ip):
+        owners = {key_of(by_ip[ip]).uid for ip in link.addresses}
+        for owner in owners:
+            links.setdefault(owner, []).append(link)
+        shared |= owners if len(owners) > 1 else set()
+    return [
+        _Pod(sorted(held[owner], key=lambda lease: (len(lease.ip), lease.ip)), sorted(mine))
+        for owner, mine in links.items()
+        if owner not in shared
+    ]
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    total = ZERO
+    for count in counts:
+        total = total.plus(count)
+    return total
