@@ -29,6 +29,7 @@ from netacct.model import UNCLASSIFIED, Direction, Level
 pytestmark = pytest.mark.kernel
 
 PODS = {"team-a/a-0": [*POD.values()], "team-b/b-0": [*OTHER_POD.values()]}
+STRANGER = "10.244.1.12"
 PACKETS, SIZE = 2000, 1200
 TCP_BYTES = 24 << 20
 
@@ -304,6 +305,32 @@ def test_segments_are_within_the_bound(life: Life, *, like: bool) -> None:
     assert coverage >= (0.99 if like else 0.90)
     assert not any(life.view().blind_spots.values())
     assert all(traffic == "pod" for _pod, _direction, traffic in life.totals())
+
+
+def test_fragments_are_within_the_bound(life: Life) -> None:
+    """Fragments that connection tracking puts together are covered but for their headers, and nothing is booked."""
+    sh("iptables-legacy -A FORWARD -m conntrack --ctstate INVALID")
+    datagrams(life.lab.node, "pod", "other", packets=300, size=8000)
+    life.look(3)
+    coverage = life.view().coverage_ratio
+    assert coverage is not None
+    assert 0.98 < coverage < 1.0
+    assert all(traffic == "pod" for _pod, _direction, traffic in life.totals())
+
+
+def test_what_a_bridge_floods_is_booked_where_it_arrives(life: Life) -> None:
+    """Frames for a stranger that a bridge floods to a pod cross its interface, and are booked to it, unclassified."""
+    bridge(life.lab.node, filtered=True)
+    life.lab.node.pod.sh(
+        f"ip route add {STRANGER} dev eth0", f"ip neigh add {STRANGER} lladdr 02:00:00:00:01:77 dev eth0"
+    )
+    with life.lab.node.pod.socket(4, POD[4], 0) as sender:
+        for _ in range(PACKETS):
+            sender.sendto(bytes(SIZE), (STRANGER, 7000))
+    sent = PACKETS * (SIZE + 28)
+    eventually(lambda: life.totals().get(("a-0", "transmit", "pod")) == sent)
+    life.look(2)
+    assert life.totals() == {("a-0", "transmit", "pod"): sent, ("b-0", "receive", UNCLASSIFIED): sent}
 
 
 def offload(device: str, *, on: bool) -> None:
