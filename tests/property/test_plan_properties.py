@@ -4,7 +4,7 @@ import ipaddress
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from netacct.kernel.plan import PREFILL_LIMIT, FamilyPlan, Plan, build, round_lengths
@@ -130,13 +130,16 @@ def test_plan_of_a_plan(policy: Policy, local: list[Network], own: list[Address]
     ranges = [net for part in plan.families for net in part.local]
     mine = [ip for part in plan.families for ip in part.own]
     assert build(policy, ranges, mine, None) == plan
-    prefixes = {
-        net: group.traffic
+    listed = [
+        (net, group.traffic)
         for part in plan.families
         for layer in part.layers
         for group in layer
         for net in group.networks
-    }
+    ]
+    prefixes = dict(listed)
+    # Two halves of one class that became their whole can hide an equal CIDR of the layer below, which no policy can say.
+    assume(len(prefixes) == len(listed))
     again = Policy(
         "p", "p", "00", policy.classes, tuple(Prefix(*item, "p:1") for item in prefixes.items()), policy.default
     )
