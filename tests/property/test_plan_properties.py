@@ -138,7 +138,7 @@ def test_plan_of_a_plan(policy: Policy, local: list[Network], own: list[Address]
         for net in group.networks
     ]
     prefixes = dict(listed)
-    # Two halves of one class that became their whole can hide an equal CIDR of the layer below, which no policy can say.
+    # Two halves that became their whole can hide an equal CIDR of the layer below, which no policy can say.
     assume(len(prefixes) == len(listed))
     again = Policy(
         "p", "p", "00", policy.classes, tuple(Prefix(*item, "p:1") for item in prefixes.items()), policy.default
