@@ -11,7 +11,7 @@ import pytest
 from support import Netns, sh
 
 from netacct.errors import DatapathError
-from netacct.kernel.netlink import NLM_F_DUMP_INTR, Netlink, NetlinkError, attribute, attributes, nested
+from netacct.kernel.netlink import NLM_F_DUMP_INTR, Netlink, NetlinkError, attribute, attributes, find_attribute, nested
 
 LIST = 6 << 8 | 7
 VERSION = attribute(1, b"\x06")
@@ -47,6 +47,15 @@ def test_attributes_survive_encoding() -> None:
 def test_garbage_ends_the_attributes() -> None:
     """An attribute shorter than its own header ends the run instead of looping for ever."""
     assert list(attributes(memoryview(b"\x00\x00\x01\x00" * 3))) == []
+
+
+def test_an_attribute_is_found_by_its_type() -> None:
+    """The first attribute of a type is found behind others, padded and flagged ones too; one that is missing is None."""
+    data = memoryview(attribute(1, b"abc") + nested(7, attribute(2, b"xy")) + attribute(7, b"later"))
+
+    assert bytes(find_attribute(data, 7) or b"") == attribute(2, b"xy")
+    assert find_attribute(data, 3) is None
+    assert find_attribute(memoryview(b"\x00\x00\x01\x00" * 3), 3) is None
 
 
 @pytest.mark.kernel
