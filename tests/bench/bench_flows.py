@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from bench_lane import INTERNET, NODE, POD, Flow, write_routes
@@ -40,28 +41,35 @@ def pod_transmit(traffic: str, packets: int = 1) -> Counter[Booked]:
     return Counter({(Scope.POD, Direction.TRANSMIT, traffic): packets})
 
 
-def make_flows(folder: Path, cidrs: Sequence[ipaddress.IPv4Network], dice: random.Random) -> dict[str, Flow]:
-    """All flows by name; their route files go to `folder`. `cidrs` are those of class `cloud`."""
-    anywhere = [address for address, _ in zip(random_addresses(dice), range(ROTATION), strict=False)]
-    listed = [cidr[dice.randrange(cidr.num_addresses)] for cidr in dice.sample(cidrs, ROTATION)]
-    known = frozenset(cidrs)
-    in_cloud = sum(_listed(address, known) for address in anywhere)
+def make_flows(
+    folder: Path, lists: Mapping[str, Sequence[ipaddress.IPv4Network]], dice: random.Random
+) -> dict[str, Flow]:
+    """All flows by name; their route files go to `folder`.
+
+    `lists` are the CIDRs of class `cloud`, by what the names of the flows for them end with.
+    """
 
     def flow(name: str, sender: str, routes: Sequence[tuple[str, str]], books: Counter[Booked]) -> Flow:
         path = write_routes(folder / name.replace(" ", "-"), routes)
         return Flow(name, sender, path, len(routes), books)
 
-    to_anywhere = pod_transmit("cloud", in_cloud) + pod_transmit("internet", ROTATION - in_cloud)
-    flows = (
+    flows = [
         flow("pod to internet", "pod", [("-", INTERNET)], pod_transmit("internet")),
         flow("internet to pod", "inet", [(INTERNET, POD)], _receive("internet")),
         flow("pod to node", "pod", [("-", NODE)], pod_transmit("node") + _host(Direction.RECEIVE, "pod")),
         flow("node to internet", "node", [("-", INTERNET)], _host(Direction.TRANSMIT, "internet")),
         flow("4,096 pods to internet", "pod", [(a, INTERNET) for a in LOCAL_20], pod_transmit("internet", 4096)),
         flow("internet to 4,096 pods", "inet", [(INTERNET, a) for a in LOCAL_20], _receive("internet", 4096)),
-        flow("pod to 2,048 addresses anywhere", "pod", [("-", str(a)) for a in anywhere], to_anywhere),
-        flow("pod to 2,048 listed addresses", "pod", [("-", str(a)) for a in listed], pod_transmit("cloud", ROTATION)),
-    )
+    ]
+    for end, cidrs in lists.items():
+        known = frozenset(cidrs)
+        anywhere = list(islice(random_addresses(dice), ROTATION))
+        listed = [cidr[dice.randrange(cidr.num_addresses)] for cidr in dice.sample(cidrs, ROTATION)]
+        for name, addresses in (("addresses anywhere", anywhere), ("listed addresses", listed)):
+            routes = [("-", str(address)) for address in addresses]
+            inside = sum(_listed(address, known) for address in addresses)
+            books = pod_transmit("cloud", inside) + pod_transmit("internet", ROTATION - inside)
+            flows.append(flow(f"pod to {ROTATION:,} {name}{end}", "pod", routes, books))
     return {flow.name: flow for flow in flows}
 
 

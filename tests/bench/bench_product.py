@@ -21,6 +21,7 @@ Booked = tuple[Scope, Direction, str]
 
 
 DATAPATHS = {"iptables": IptablesDatapath, "nftables": NftablesDatapath}
+"""The ways to count, by the name that the configuration has for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,12 @@ class Variant:
         return lane
 
 
-def make_variants(folder: Path, cidrs: Sequence[ipaddress.IPv4Network]) -> dict[str, Variant]:
-    """All variants by name; policies go to `folder`. `cidrs` are those of class `cloud`."""
+def make_variants(
+    folder: Path, cidrs: Sequence[ipaddress.IPv4Network], more: Sequence[ipaddress.IPv4Network]
+) -> dict[str, Variant]:
+    """All variants by name; policies go to `folder`. `cidrs` are those of class `cloud`, `more` those for nftables."""
     few = write_policy(folder / "few.yaml")
-    many = write_policy(folder / "many.yaml", cidrs)
+    many, most = write_policy(folder / "many.yaml", cidrs), write_policy(folder / "most.yaml", more)
     plain = _setup(few)
     marked = Setup(few, plain.local, plain.own, marks=True)
     nft = replace(plain, datapath="nftables")
@@ -89,10 +91,10 @@ def make_variants(folder: Path, cidrs: Sequence[ipaddress.IPv4Network]) -> dict[
         Variant(
             "netacct, nftables, 4,096 addresses",
             "",
-            replace(_setup(few, LOCAL_20), datapath="nftables"),
+            replace(nft, local=[LOCAL_20]),
             local=LOCAL_20,
         ),
-        Variant(f"netacct, nftables, {len(cidrs):,} CIDRs", "", replace(_setup(many), datapath="nftables")),
+        Variant(f"netacct, nftables, {len(more):,} CIDRs", "", replace(nft, policy=most)),
         Variant("naive, 110 pods", naive(110)),
         Variant("naive, 250 pods", naive(250)),
     )

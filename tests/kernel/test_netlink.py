@@ -50,7 +50,7 @@ def test_garbage_ends_the_attributes() -> None:
 
 
 def test_an_attribute_is_found_by_its_type() -> None:
-    """The first attribute of a type is found behind others, padded and flagged ones too; one that is missing is None."""
+    """The first attribute of a type is found behind others, padded and flagged ones too; a missing one is None."""
     data = memoryview(attribute(1, b"abc") + nested(7, attribute(2, b"xy")) + attribute(7, b"later"))
 
     assert bytes(find_attribute(data, 7) or b"") == attribute(2, b"xy")
