@@ -5,18 +5,14 @@ What happened to a file is not told, and a change that ends where it began is no
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from netacct import log
-from netacct.identity.file import entries
-from netacct.identity.inotify import Event, Inotify
+from netacct.following import Entry, Follower, Pace, entries
 
 QUIET = 0.2
 """Seconds without another sign of a change before it is told: editors and downloads write in several steps."""
@@ -26,8 +22,6 @@ QUIET_LIMIT = 2.0
 
 POLL = 30.0
 """Seconds between looks when nothing was signalled: for what inotify cannot see (NFS, a moved ancestor)."""
-
-POLL_WITHOUT_INOTIFY = 2.0
 
 _COARSE = 0.05
 """Seconds by which the time stamps of files may lag behind the clock: they are taken at timer ticks."""
@@ -43,7 +37,7 @@ class Mark(NamedTuple):
 
 
 class FileWatch:
-    """Calls a function when followed files have changed, come or gone, from a thread of its own.
+    """Calls a function when followed files have changed, come or gone, from `start` and a thread of its own.
 
     Args:
         changed: gets the paths; what it raises is logged.
@@ -51,15 +45,11 @@ class FileWatch:
     """
 
     def __init__(self, changed: Callable[[frozenset[str]], None], poll: float = POLL) -> None:
-        self._changed, self._poll = changed, poll
+        self._changed = changed
         self._lock = threading.Lock()
         self._seen: dict[str, _Signature] = {}
-        self._watches: dict[int, tuple[str, set[str]]] = {}
-        self._inotify: Inotify | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._wake = -1
-        self._log = log.get()
+        pace = Pace(poll, QUIET, QUIET_LIMIT)
+        self._follower = Follower(self._wanted, self._look, pace, "watch-files", log.get())
 
     def mark(self) -> Mark:
         """To be taken before files are read that shall be followed. From any thread."""
@@ -76,91 +66,18 @@ class FileWatch:
         """
         with self._lock:
             self._seen = {path: _before(path, mark) for path in map(os.path.abspath, paths)}
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+        self._follower.wake()
 
     def start(self) -> None:
-        """Begin to follow, in a thread."""
-        try:
-            self._inotify = Inotify()
-        except OSError as error:
-            self._poll = min(self._poll, POLL_WITHOUT_INOTIFY)
-            self._log.warning("no inotify, polling", error=str(error), interval_seconds=self._poll)
-        self._stopping = False
-        with self._lock:
-            self._wake = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="watch-files", daemon=True)
-        self._thread.start()
+        """Tell what has changed since the mark, in this call, then begin to follow, in a thread."""
+        self._follower.start()
+        self._follower.wake()  # for what was named during that call
 
     def stop(self) -> None:
         """End the thread and free everything; nothing is told any more once this returned. Idempotent."""
-        if self._thread is None:
-            return
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
-        self._thread = None
-        with self._lock:
-            os.close(self._wake)
-            self._wake = -1
-        if self._inotify is not None:
-            self._inotify.close()
-            self._inotify = None
-        self._watches = {}
+        self._follower.stop()
 
-    def _run(self) -> None:
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
-        if self._inotify is not None:
-            poller.register(self._inotify.fd, select.POLLIN)
-        due = time.monotonic() + self._poll
-        while True:
-            ready = [fd for fd, _ in poller.poll(max(0.0, due - time.monotonic()) * 1000)]
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            if self._stopping:
-                return
-            if ready and self._wake not in ready and not self._signalled(poller):
-                continue
-            try:
-                self._look()
-            except Exception:  # noqa: BLE001 -- a watch that died would go unnoticed
-                self._log.exception("following files failed")
-            due = time.monotonic() + self._poll
-
-    def _signalled(self, poller: select.poll) -> bool:
-        """Whether the queued events can mean a change of a followed file; then waits until it is quiet."""
-        assert self._inotify is not None
-        if not any(self._matters(event) for event in self._inotify.events()):
-            return False
-        limit = time.monotonic() + QUIET_LIMIT
-        while time.monotonic() < limit and not self._stopping:
-            ready = [fd for fd, _ in poller.poll(QUIET * 1000)]
-            if not ready or self._wake in ready:
-                break
-            if not any(self._matters(event) for event in self._inotify.events()):
-                break
-        return True
-
-    def _matters(self, event: Event) -> bool:
-        """Whether this is about a name on the way to a followed file, and finished.
-
-        A regular file that was just made is not: its writer fills it now, and closing it will be an event too.
-        """
-        directory, names = self._watches.get(event.watch, ("", set()))
-        if not event.name or not directory:
-            return True
-        if event.name not in names:
-            return False
-        if not event.created:
-            return True
-        try:
-            return not stat.S_ISREG(os.lstat(os.path.join(directory, event.name)).st_mode)  # noqa: PTH118 -- plain strings
-        except OSError:
-            return True
-
-    def _look(self) -> None:
-        self._watch()
+    def _look(self, _paths: frozenset[str] | None) -> None:
         with self._lock:
             now = {path: _signature(path) for path in self._seen}
             changed = frozenset(path for path, signature in now.items() if signature != self._seen[path])
@@ -168,26 +85,11 @@ class FileWatch:
         if changed:
             self._changed(changed)
 
-    def _watch(self) -> None:
-        """Watch every directory in which a change can change a file; again until none has appeared meanwhile."""
-        if self._inotify is None:
-            return
-        for _ in range(5):
-            wanted = self._wanted()
-            fresh: dict[int, tuple[str, set[str]]] = {}
-            for directory, name in wanted:
-                with contextlib.suppress(OSError):  # gone since, or unreadable: the poll sees to it
-                    fresh.setdefault(self._inotify.watch(directory), (directory, set()))[1].add(name)
-            for number in self._watches.keys() - fresh.keys():
-                self._inotify.unwatch(number)
-            self._watches = fresh
-            if wanted == self._wanted():
-                return
-
-    def _wanted(self) -> set[tuple[str, str]]:
+    def _wanted(self) -> Iterator[Entry]:
         with self._lock:
             paths = tuple(self._seen)
-        return {entry for path in paths for entry in entries(path)}
+        for path in paths:
+            yield from entries(path)
 
 
 def _before(path: str, mark: Mark) -> _Signature:

@@ -14,10 +14,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from netacct import clock, log
+from netacct.following import Follower, Pace, contents
 from netacct.identity import cni_cache
-from netacct.identity.folders import POLL, Folders
 from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.model import UNBOUNDED, Address, Observation
+
+POLL = 60.0
+"""Seconds between looks at everything when nothing was signalled."""
 
 
 class _File(NamedTuple):
@@ -48,7 +51,6 @@ class CniSource:
 
     def __init__(self, directories: Sequence[str] = cni_cache.DIRECTORIES, rescan: float = POLL) -> None:
         self._directories = tuple(directories)
-        self._folders = Folders(directories, self._changed, self.name, rescan)
         self._emit: Callable[[SourceEvent], None]
         self._files: dict[str, _File] = {}
         self._told: _Told | None = None
@@ -56,6 +58,9 @@ class CniSource:
         self._health = Health(up=False, reason="not started")
         self._silent = False
         self._log = log.get(source=self.name)
+        self._follower = Follower(
+            lambda: contents(self._directories), self._changed, Pace(rescan), f"source-{self.name}", self._log
+        )
 
     def read(self) -> tuple[Observation, ...]:
         """What the files say now, for who does not want to follow them: instead of `start`, and without a log."""
@@ -67,12 +72,12 @@ class CniSource:
     def start(self, emit: Callable[[SourceEvent], None]) -> None:
         """Read all files once, in this call, then follow them in a thread."""
         self._emit = emit
-        self._folders.start()
+        self._follower.start()
         self._log.info("CNI results read", files=len(self._files), addresses=len(self._told or ()))
 
     def stop(self) -> None:
         """End the thread and free everything."""
-        self._folders.stop()
+        self._follower.stop()
 
     def healthy(self) -> Health:
         """Unhealthy, with the error, while a directory that exists cannot be read."""

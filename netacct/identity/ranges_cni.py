@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from netacct import log
+from netacct.following import Follower, Pace, contents
 from netacct.identity.cni_cache import CONFIGURATION
-from netacct.identity.folders import POLL, Folders
 from netacct.model import Network
 from netacct.policy import local_range_fault, sort_key
 
@@ -33,6 +33,9 @@ PROVIDER = "cni"
 FLANNEL = "/run/flannel/subnet.env"
 
 SIZE_LIMIT = 1 << 20
+
+POLL = 60.0
+"""Seconds between looks when nothing was signalled."""
 
 _SUFFIXES = (".conf", ".conflist", ".json")
 _PLACEHOLDERS = ("usepodcidr", "usepodcidripv6")
@@ -175,21 +178,21 @@ class CniRanges:
     def __init__(self, directories: Sequence[str] = CONFIGURATION, poll: float = POLL) -> None:
         self._directories = tuple(directories)
         followed = (*directories, os.path.dirname(FLANNEL))  # noqa: PTH120 -- as above
-        self._folders = Folders(followed, self._look, "cni-ranges", poll)
         self._found = Found({}, {})
         self._tell: Callable[[tuple[Network, ...]], None] | None = None
         self._log = log.get(source="cni-ranges")
+        self._follower = Follower(lambda: contents(followed), self._look, Pace(poll), "source-cni-ranges", self._log)
 
     def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...]:
         """Return the ranges of now, and call `changed` with all of them whenever they differ, from a thread."""
         self._look(None)
         first, self._tell = self._found.ranges, changed
-        self._folders.start()
+        self._follower.start()
         return first
 
     def stop(self) -> None:
         """End the thread; `changed` is not called any more once this returned. Idempotent."""
-        self._folders.stop()
+        self._follower.stop()
 
     def _look(self, _paths: frozenset[str] | None) -> None:
         before = self._found

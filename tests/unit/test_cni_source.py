@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from netacct import clock
-from netacct.identity import folders, pods_file
+from netacct import clock, following
+from netacct.identity import pods_file
 from netacct.identity.cni import CniSource
-from netacct.identity.inotify import Event, Inotify
 from netacct.identity.leases import LeaseBook
 from netacct.identity.source import Replace, SourceEvent, Update
+from netacct.inotify import Event, Inotify
 from netacct.model import UNBOUNDED, Observation, pack, unpack
 
 LATENCY = 1.0
@@ -252,7 +252,7 @@ def test_without_inotify_it_polls(tmp_path: Path, follow: Follow, monkeypatch: p
         raise OSError(errno.EMFILE, "no instances")
 
     monkeypatch.setattr(Inotify, "__init__", none_left)
-    monkeypatch.setattr(folders, "POLL_WITHOUT_INOTIFY", 0.05)
+    monkeypatch.setattr(following, "POLL_WITHOUT_INOTIFY", 0.05)
     follower = follow(tmp_path)
     (tmp_path / "pods-s0-eth0").write_bytes(result("10.0.0.1/24"))
     assert words(follower.next()) == [("10.0.0.1", "s0", True)]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from netacct.identity import file
-from netacct.identity.file import FileSource, entries
+from netacct import following
+from netacct.following import entries
+from netacct.identity.file import FileSource
 from netacct.identity.source import Health, Replace, SourceEvent
 from netacct.model import unpack
 
@@ -222,7 +223,7 @@ def test_without_inotify_the_file_is_polled(monkeypatch: pytest.MonkeyPatch, pat
     def refuse() -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(file, "Inotify", refuse)
+    monkeypatch.setattr(following, "Inotify", refuse)
     path.write_text(pods("10.0.0.1"))
     running = Follower(path, poll=0.05)
     assert running.next() == ["10.0.0.1"]

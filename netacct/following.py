@@ -1,0 +1,195 @@
+"""Follows files and directories, also such that are not there yet or lie behind links: looks again when they change."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from netacct.inotify import Event, Inotify
+from netacct.sleeper import Sleeper, Why
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+POLL_WITHOUT_INOTIFY = 2.0
+
+ALL = ""
+"""As a name: every file in the directory."""
+
+Entry: TypeAlias = tuple[str, str]
+"""A directory, and a name in it (or `ALL`)."""
+
+_EVERYTHING = ""
+
+_LINKS = 40
+"""As many links as the kernel follows (MAXSYMLINKS, linux/namei.h)."""
+
+
+class Pace(NamedTuple):
+    """How long a follower waits, in seconds.
+
+    `poll`: between looks at everything when nothing was signalled, for what inotify cannot see (NFS, a moved ancestor)
+    or has lost. `quiet`: without another sign of a change before the look. `limit`: from the first sign to the look,
+    although signs go on coming.
+    """
+
+    poll: float
+    quiet: float = 0.0
+    limit: float = 0.0
+
+
+class Follower:
+    """Calls a function when something changed in directories.
+
+    Args:
+        wanted: gives the entries that matter now. It is asked before each look at everything.
+        look: looks at the files of these paths, which came, went, or were written and closed; or at everything (None):
+            first, in the call of `start`, later from a thread, whenever a named entry changed, and whenever a directory
+            or the queue of events was lost. What it raises is logged.
+        pace: how long to wait.
+        name: of the thread.
+        logger: for what goes wrong.
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[], Iterable[Entry]],
+        look: Callable[[frozenset[str] | None], None],
+        pace: Pace,
+        name: str,
+        logger: FilteringBoundLogger,
+    ) -> None:
+        self._wanted, self._look, self._log = wanted, look, logger
+        self._poll, self._quiet, self._limit = pace
+        self._watches: dict[int, tuple[str, set[str]]] = {}
+        self._inotify: Inotify | None = None
+        self._sleeper = Sleeper(name, self._run)
+
+    def start(self) -> None:
+        """Look at everything once, in this call, then follow it in a thread."""
+        try:
+            self._inotify = Inotify()
+        except OSError as error:
+            self._poll = min(self._poll, POLL_WITHOUT_INOTIFY)
+            self._log.warning("no inotify, polling", error=str(error), interval_seconds=self._poll)
+        self._try_look(None)
+        self._sleeper.start()
+
+    def wake(self) -> None:
+        """Have everything looked at, in the thread, soon. From any thread; without effect where it does not run."""
+        self._sleeper.wake()
+
+    def stop(self) -> None:
+        """End the thread and free everything; nothing is looked at any more once this returned. Idempotent."""
+        self._sleeper.stop()
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+        self._watches = {}
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._poll
+        while (why := self._sleep(due)) is not Why.STOP:
+            files = self._signalled() if why is Why.READABLE else None
+            if files is None or files:
+                self._try_look(files)
+            if files is None:
+                due = time.monotonic() + self._poll
+
+    def _sleep(self, until: float) -> Why:
+        return self._sleeper.sleep(until - time.monotonic(), -1 if self._inotify is None else self._inotify.fd)
+
+    def _signalled(self) -> frozenset[str] | None:
+        """The files that the queued events are about, and those that come until it is quiet; None for everything."""
+        found = self._signs()
+        begin = time.monotonic()
+        end = begin + self._quiet
+        while found and time.monotonic() < end and self._sleep(end) is Why.READABLE:
+            more = self._signs()
+            if more:
+                found |= more
+                end = min(time.monotonic() + self._quiet, begin + self._limit)
+        return None if _EVERYTHING in found else frozenset(found)
+
+    def _signs(self) -> set[str]:
+        """The paths of the files that the queued events are about; _EVERYTHING for any other change."""
+        assert self._inotify is not None
+        found: set[str] = set()
+        for event in self._inotify.events():
+            directory, names = self._watches.get(event.watch, ("", set()))
+            if not directory:
+                if event.watch < 0:  # an overflow; any other is a watch that was given up
+                    found.add(_EVERYTHING)
+            elif not event.name:
+                found.add(_EVERYTHING)
+            elif (event.name in names or ALL in names) and not _being_written(directory, event):
+                found.add(_EVERYTHING if event.name in names else os.path.join(directory, event.name))  # noqa: PTH118 -- plain strings
+        return found
+
+    def _try_look(self, files: frozenset[str] | None) -> None:
+        try:
+            if files is None:
+                self._watch()
+            self._look(files)
+        except Exception:  # noqa: BLE001 -- a follower that died would go unnoticed
+            self._log.exception("following failed")
+
+    def _watch(self) -> None:
+        """Watch every directory in which a change matters; again until none has appeared meanwhile."""
+        if self._inotify is None:
+            return
+        for _ in range(5):
+            wanted = dict.fromkeys(self._wanted())
+            fresh: dict[int, tuple[str, set[str]]] = {}
+            for directory, name in wanted:
+                with contextlib.suppress(OSError):  # missing, or gone since, or unreadable: the poll sees to it
+                    fresh.setdefault(self._inotify.watch(directory), (directory, set()))[1].add(name)
+            for number in self._watches.keys() - fresh.keys():
+                self._inotify.unwatch(number)
+            self._watches = fresh
+            if wanted == dict.fromkeys(self._wanted()):
+                return
+
+
+def entries(path: str) -> Iterator[Entry]:
+    """The entries that decide what the absolute `path` is; each directory exists.
+
+    These are the file itself, or, where its directory is missing, the first part of the path that is; and each link on
+    the way, also to a directory.
+    """
+    for _ in range(_LINKS):
+        parent, name = os.path.split(path)
+        while parent != "/" and not os.path.isdir(parent):  # noqa: PTH112 -- a Path cannot keep `..` behind a link
+            parent, name = os.path.split(parent)
+        yield parent, name
+        while parent != "/":
+            above, name = os.path.split(parent)
+            if os.path.islink(parent):  # noqa: PTH114 -- as above
+                yield above, name
+            parent = above
+        try:
+            path = os.path.join(os.path.dirname(path), os.readlink(path))  # noqa: PTH115, PTH118, PTH120 -- as above
+        except OSError:
+            return
+
+
+def contents(directories: Sequence[str]) -> Iterator[Entry]:
+    """The entries that decide which files are in `directories` (absolute paths), and what is in those."""
+    for directory in directories:
+        yield directory, ALL
+    for directory in directories:
+        yield from entries(directory)
+
+
+def _being_written(directory: str, event: Event) -> bool:
+    """Whether this is only the birth of a regular file: its writer fills it now, and closing it comes as well."""
+    if not event.created:
+        return False
+    try:
+        return stat.S_ISREG(os.lstat(os.path.join(directory, event.name)).st_mode)  # noqa: PTH118 -- plain strings
+    except OSError:
+        return False

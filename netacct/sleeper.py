@@ -1,0 +1,74 @@
+"""A thread that sleeps until there is something to do, and ends when it is told to."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from enum import Enum, auto
+
+
+class Why(Enum):
+    """Why a sleep ended; where there are several reasons, the first of these."""
+
+    STOP = auto()
+    WOKEN = auto()
+    READABLE = auto()
+    DUE = auto()
+
+
+class Sleeper:
+    """A daemon thread, with what it takes to wake and to stop it.
+
+    Args:
+        name: of the thread.
+        run: what it does; returns when `sleep` said `STOP`.
+    """
+
+    def __init__(self, name: str, run: Callable[[], None]) -> None:
+        self._name, self._run = name, run
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._wake = -1
+
+    def start(self) -> None:
+        """Start the thread. A `wake` from before is forgotten."""
+        self._stopping = False
+        with self._lock:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """End the thread's sleep, or its next one. From any thread; without effect where it does not run."""
+        with self._lock:
+            if self._thread is not None:
+                os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """Stop the thread and wait until it has ended. Idempotent."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        thread.join()
+        os.close(self._wake)
+
+    def sleep(self, seconds: float, fd: int = -1) -> Why:
+        """For `run`: sleep for so long at the most, or until the descriptor (unless -1) can be read."""
+        poller = select.poll()
+        for each in (self._wake, fd):
+            if each >= 0:
+                poller.register(each, select.POLLIN)
+        ready = [each for each, _ in poller.poll(max(0.0, seconds) * 1000)]
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        if self._stopping:
+            return Why.STOP
+        if self._wake in ready:
+            return Why.WOKEN
+        return Why.READABLE if ready else Why.DUE
