@@ -67,7 +67,7 @@ class Follower:
         self._poll, self._quiet, self._limit = pace
         self._watches: dict[int, tuple[str, set[str]]] = {}
         self._inotify: Inotify | None = None
-        self._sleeper = Sleeper(name, self._run)
+        self._sleeper = Sleeper(name)
 
     def start(self) -> None:
         """Look at everything once, in this call, then follow it in a thread."""
@@ -77,7 +77,7 @@ class Follower:
             self._poll = min(self._poll, POLL_WITHOUT_INOTIFY)
             self._log.warning("no inotify, polling", error=str(error), interval_seconds=self._poll)
         self._try_look(None)
-        self._sleeper.start()
+        self._sleeper.start(self._run)
 
     def wake(self) -> None:
         """Have everything looked at, in the thread, soon. From any thread; without effect where it does not run."""

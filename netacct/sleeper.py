@@ -23,22 +23,21 @@ class Sleeper:
 
     Args:
         name: of the thread.
-        run: what it does; returns when `sleep` said `STOP`.
     """
 
-    def __init__(self, name: str, run: Callable[[], None]) -> None:
-        self._name, self._run = name, run
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._wake = -1
 
-    def start(self) -> None:
-        """Start the thread. A `wake` from before is forgotten."""
+    def start(self, run: Callable[[], None]) -> None:
+        """Start the thread. `run` is what it does: it calls `sleep`, and returns when that says `STOP`."""
         self._stopping = False
         with self._lock:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -59,7 +58,7 @@ class Sleeper:
         os.close(self._wake)
 
     def sleep(self, seconds: float, fd: int = -1) -> Why:
-        """For `run`: sleep for so long at the most, or until the descriptor (unless -1) can be read."""
+        """For the thread itself: sleep for so long at the most, or until the descriptor (unless -1) can be read."""
         poller = select.poll()
         for each in (self._wake, fd):
             if each >= 0:

@@ -7,18 +7,17 @@ pyroute2's IPRoute 6.9 MB and 11 ms, and each new veth (an IPv6 link-local addre
 from __future__ import annotations
 
 import ipaddress
-import os
-import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from netacct import log, rtnetlink
 from netacct.errors import NetacctError
 from netacct.model import Address, Network
 from netacct.policy import countable_own, sort_key
+from netacct.sleeper import Sleeper, Why
 
 DEBOUNCE = 0.02
 """Seconds between the first change and the dump; an interface rarely gets one address alone."""
@@ -79,8 +78,7 @@ class OwnAddresses:
     def __init__(self, poll: float = POLL) -> None:
         self._poll = poll
         self._current: frozenset[Address] = frozenset()
-        self._thread: threading.Thread | None = None
-        self._wake = -1
+        self._sleeper = Sleeper("own-addresses")
         self._log = log.get(source="addresses")
 
     def start(self, changed: Callable[[frozenset[Address]], None]) -> frozenset[Address]:
@@ -94,34 +92,19 @@ class OwnAddresses:
         except OSError as error:
             raise NetacctError(f"cannot follow the node's addresses: {error.strerror}") from error
         self._current = own_addresses()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(
-            target=self._follow, args=(events, requests, changed), name="own-addresses", daemon=True
-        )
-        self._thread.start()
+        self._sleeper.start(partial(self._follow, events, requests, changed))
         return self._current
 
     def stop(self) -> None:
         """End the thread; `changed` is not called any more once this returned. Idempotent."""
-        if self._thread is None:
-            return
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
-        self._thread = None
-        os.close(self._wake)
+        self._sleeper.stop()
 
     def _follow(
         self, events: socket.socket, requests: socket.socket, changed: Callable[[frozenset[Address]], None]
     ) -> None:
         with events, requests:
-            poller = select.poll()
-            poller.register(self._wake, select.POLLIN)
-            poller.register(events, select.POLLIN)
-            while True:
-                ready = [fd for fd, _ in poller.poll(self._poll * 1000)]
-                if self._wake in ready:
-                    return
-                if ready:
+            while (why := self._sleeper.sleep(self._poll, events.fileno())) is not Why.STOP:
+                if why is Why.READABLE:
                     time.sleep(DEBOUNCE)
                     rtnetlink.discard(events)
                 try:

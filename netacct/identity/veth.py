@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import re
-import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from netacct import clock, log, rtnetlink
 from netacct.errors import NetacctError
 from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.model import Address, Observation
 from netacct.rtnetlink import Message, Overrun
+from netacct.sleeper import Sleeper, Why
 
 SOURCE = "veth"
 
@@ -130,9 +130,7 @@ class VethSource:
         self._routes = Routes()
         self._health = Health(up=False, reason="not started")
         self._emit: Callable[[SourceEvent], None]
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._wake = -1
+        self._sleeper = Sleeper(f"source-{self.name}")
         self._log = log.get(source=self.name)
 
     def learn(self, event: SourceEvent) -> None:
@@ -146,8 +144,7 @@ class VethSource:
                     self._known[key] = seen
                 else:
                     self._known.pop(key, None)
-            if self._thread is not None:
-                os.eventfd_write(self._wake, 1)
+        self._sleeper.wake()
 
     def start(self, emit: Callable[[SourceEvent], None]) -> None:
         """Subscribe, look once, in this call, then follow in a thread. Raises NetacctError where the kernel refuses."""
@@ -157,26 +154,13 @@ class VethSource:
             requests = rtnetlink.connect()
         except OSError as error:
             raise NetacctError(f"cannot follow links and routes: {error.strerror}") from error
-        self._stopping = False
         self._look(requests)
         self._tell()
-        with self._lock:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._thread = threading.Thread(
-                target=self._follow, args=(events, requests), name=f"source-{self.name}", daemon=True
-            )
-        self._thread.start()
+        self._sleeper.start(partial(self._follow, events, requests))
 
     def stop(self) -> None:
         """End the thread and free everything."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
-        thread.join()
-        os.close(self._wake)
+        self._sleeper.stop()
 
     def healthy(self) -> Health:
         """Unhealthy, with the error, while links and routes cannot be listed."""
@@ -184,19 +168,11 @@ class VethSource:
 
     def _follow(self, events: socket.socket, requests: socket.socket) -> None:
         with events, requests:
-            poller = select.poll()
-            poller.register(self._wake, select.POLLIN)
-            poller.register(events, select.POLLIN)
-            while True:
-                ready = [fd for fd, _ in poller.poll(self._poll * 1000)]
-                if self._wake in ready:
-                    os.eventfd_read(self._wake)
-                    if self._stopping:
-                        return
+            while (why := self._sleeper.sleep(self._poll, events.fileno())) is not Why.STOP:
                 try:
                     for message in rtnetlink.pending(events):
                         self._routes.take(message)
-                    if not ready:
+                    if why is Why.DUE:
                         self._look(requests)
                 except Overrun:
                     self._look(requests)
