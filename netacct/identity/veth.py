@@ -157,6 +157,7 @@ class VethSource:
         self._look(requests)
         self._tell()
         self._sleeper.start(partial(self._follow, events, requests))
+        self._sleeper.wake()  # for what was learnt since it told
 
     def stop(self) -> None:
         """End the thread and free everything."""
