@@ -367,9 +367,11 @@ def _drain(receiver: socket.socket) -> None:
             pass
 
 
-def test_a_running_agent_finds_a_bypass_by_itself(node: Node, tmp_path: Path) -> None:
+@pytest.mark.parametrize("datapath", ["iptables", "nftables"])
+def test_a_running_agent_finds_a_bypass_by_itself(node: Node, tmp_path: Path, datapath: str) -> None:
     """`netacct run` shows blind spot, coverage and missing bytes of its own accord, and once, however often killed."""
     with agent_lab(node, tmp_path) as lab:
+        lab.configure(datapath=datapath)
         lab.start()
         eventually(lambda: "netacct_blind_spot" in lab.page())
         lab.pods({**PODS, "team-c/c-0": ["10.244.1.12"]})  # leases that change bring the next look near
