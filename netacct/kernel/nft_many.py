@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from netacct.kernel import classify
 from netacct.kernel.plan import FamilyPlan
@@ -22,6 +22,8 @@ FEW = 96
 """So many CIDRs are compared one by one (as a tree); more become maps."""
 
 _BLOCKS = "blocks"
+_MOST_BLOCKS = 16384
+"""So many blocks are entries of their own; shorter prefixes, which would make more, are looked at after them."""
 
 _BLOCK = {32: 16, 128: 32}
 _STEP = 4
@@ -85,6 +87,12 @@ def by_length(name: str, networks: Iterable[Network]) -> dict[int, Content]:
     }
 
 
+def _inside(network: Network, outer: Network) -> bool:
+    spare = outer.max_prefixlen - outer.prefixlen
+    same = int(network.network_address) >> spare == int(outer.network_address) >> spare
+    return same and network.prefixlen >= outer.prefixlen
+
+
 class Maps(NamedTuple):
     """The maps of one way of counting, and the chains that they lead to besides those of the classes.
 
@@ -99,20 +107,20 @@ class Maps(NamedTuple):
 
 def decide(family: FamilyPlan, default: str) -> Decision:
     """How to choose the class. The node's own addresses and the loopback range come first."""
-    steps = [classify.Step("node", classify.Probe(family.loopback))]
-    steps += [classify.Step("node", probe) for probe in classify.own_probes(family.own)]
     bits = family.loopback.max_prefixlen
     block = _BLOCK[bits]
+    own = [classify.Step("node", probe) for probe in classify.own_probes(family.own)]
     layers = [[(group.traffic, network) for group in layer for network in group.networks] for layer in family.layers]
     if sum(map(len, layers)) <= FEW:
-        steps += [classify.Step(traffic, classify.Probe(network)) for layer in layers for traffic, network in layer]
-        return Decision(tuple(steps), bits, block, {}, {}, {})
-    short = [[one for one in layer if one[1].prefixlen <= block - _STEP] for layer in layers]
-    long = [[one for one in layer if one[1].prefixlen > block - _STEP] for layer in layers]
+        steps = [classify.Step(traffic, classify.Probe(network)) for layer in layers for traffic, network in layer]
+        loopback = classify.Step("node", classify.Probe(family.loopback))
+        return Decision((loopback, *own, *steps), bits, block, {}, {}, {})
+    outside = [[one for one in layer if not _inside(one[1], family.loopback)] for layer in layers]
+    long, short = _by_cost([[("node", family.loopback)], *outside], block)
     entries = _entries(long, block, bits)
     ends = entries.pop(block, {})
     around = _around(entries, block, _Fallback(short, ends, block, default))
-    steps += _behind_covers(_BLOCKS, {*ends, *around}, block, family.loopback)
+    steps = [*own, *_behind_covers(_BLOCKS, {*ends, *around}, block, family.loopback)]
     if sum(map(len, short)) <= FEW:
         steps += [classify.Step(traffic, classify.Probe(network)) for layer in short for traffic, network in layer]
     else:
@@ -121,6 +129,23 @@ def decide(family: FamilyPlan, default: str) -> Decision:
             steps += _behind_covers(f"m{length}", shorter[length], length, family.loopback)
         entries |= shorter
     return Decision(tuple(steps), bits, block, {at: ends[at] for at in ends if at not in around}, around, entries)
+
+
+_Layers: TypeAlias = list[list[tuple[str, Network]]]
+"""Classes and networks, deepest first: what lies inside of something else stands in an earlier list."""
+
+
+def _by_cost(layers: _Layers, block: int) -> tuple[_Layers, _Layers]:
+    """Those that become blocks or lie in one, and the others: the shortest, where blocks would be too many."""
+    left, shortest = _MOST_BLOCKS, block
+    shorter = [network.prefixlen for layer in layers for _, network in layer if network.prefixlen < block]
+    for length in sorted(shorter, reverse=True):
+        left -= 1 << block - length
+        if left < 0:
+            break
+        shortest = length
+    long = [[one for one in layer if one[1].prefixlen >= shortest] for layer in layers]
+    return long, [[one for one in layer if one[1].prefixlen < shortest] for layer in layers]
 
 
 def _behind_covers(members: str, numbers: Collection[int], length: int, like: Network) -> list[classify.Step]:
@@ -161,7 +186,7 @@ def lay_out(decision: Decision, leg: str) -> Maps:
 class _Fallback:
     """The class of a whole block, as far as longer prefixes do not decide."""
 
-    def __init__(self, short: list[list[tuple[str, Network]]], ends: dict[int, str], block: int, default: str) -> None:
+    def __init__(self, short: _Layers, ends: dict[int, str], block: int, default: str) -> None:
         self._ends, self._block, self._default = ends, block, default
         self._by_length: dict[int, dict[int, str]] = {}
         for layer in short:
@@ -180,7 +205,7 @@ class _Fallback:
         return self._default
 
 
-def _entries(layers: list[list[tuple[str, Network]]], block: int, bits: int) -> dict[int, dict[int, str]]:
+def _entries(layers: _Layers, block: int, bits: int) -> dict[int, dict[int, str]]:
     """All prefixes with their lengths rounded up; of two that become one, the longer's class stays."""
     entries: dict[int, dict[int, str]] = {}
     for layer in reversed(layers):  # from the outside in: a deeper layer lies inside, and overwrites

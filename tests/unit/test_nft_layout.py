@@ -285,6 +285,7 @@ def test_every_address_finds_its_longest_prefix(
     rules, mine = policy(cidrs, default), [network.network_address.packed for network in own]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(nft_many, "FEW", few)
+        patched.setattr(nft_many, "_MOST_BLOCKS", 40)  # fewer entries to make, and more ways to decide
         plan = build(rules, local, mine, None)
         kernels = {family: kernel_of(plan, family) for family in (4, 6)}
     for ip in _edges([*cidrs, *local, *own]):
