@@ -44,6 +44,10 @@ class RefusedError(DatapathError):
         super().__init__(f"nftables: cannot {what}: {os.strerror(code)}")
 
 
+class UnsupportedError(RefusedError, MissingFeatureError):
+    """The kernel has not got what a transaction asks for."""
+
+
 class NftWriter:
     """Sends transactions in the network namespace of the thread that makes it. For one thread.
 
@@ -137,9 +141,10 @@ class NftWriter:
             raise PermissionRefusedError("the nftables datapath needs CAP_NET_ADMIN")
         if index < 0 and code in _NO_NFTABLES:
             raise MissingFeatureError("this kernel has no nf_tables (CONFIG_NF_TABLES)")
-        message = messages[index] if index >= 0 else messages[0]
-        family = f" (IPv{message.family})" if index >= 0 else ""
-        raise RefusedError(code, (message.what if index >= 0 else "commit the changes") + family)
+        what = "commit the changes"
+        if index >= 0:
+            what = f"{messages[index].what} (IPv{messages[index].family})"
+        raise (UnsupportedError if code in _NO_NFTABLES else RefusedError)(code, what)
 
     def _drain(self) -> None:
         try:

@@ -111,7 +111,8 @@ class NftablesDatapath:
             elements = [element(ip) for ip in sorted(new) if family_of(ip) == family]
             names = [name for name, _ in sets.pods()]
             try:
-                self._open().commit([one for name in names for one in nft.new_elements(family, name, elements)])
+                # one pod is one transaction; only a thousand are several
+                self._open().fill(one for name in names for one in nft.new_elements(family, name, elements))
             except RefusedError as error:
                 if error.code != errno.ENFILE:
                     raise
@@ -136,7 +137,7 @@ class NftablesDatapath:
             deleted = [
                 nft.delete_elements(one.key.family, name, [element(ip) for ip in one.counts]) for name, one in doomed
             ]
-            self._open().commit([message for several in deleted for message in several])
+            self._open().fill(message for several in deleted for message in several)
         for sets in self._sets.values():
             sets.forget(gone)
         self._leased -= gone

@@ -20,7 +20,7 @@ import pytest
 import support
 from support import POD, counted, epochs, plan, tx
 
-from netacct.errors import DatapathError
+from netacct.errors import DatapathError, MissingFeatureError
 from netacct.kernel import nft_layout, nft_render
 from netacct.kernel import nft_messages as nft
 from netacct.kernel import plan as plans
@@ -161,6 +161,13 @@ def test_what_a_failed_transaction_wanted_is_in_the_error(datapath: NftablesData
         datapath._open().commit(doomed)
     assert datapath._reader.generation() == generation
     assert datapath._reader.hook(4, "innocent") == "missing"
+
+
+def test_what_the_kernel_has_not_got_is_named(datapath: NftablesDatapath) -> None:
+    """A step that the kernel does not know is a missing feature, by the name of the step."""
+    with pytest.raises(MissingFeatureError, match=r"cannot make table netacct \(IPv4\): Operation not supported"):
+        datapath._open().commit([nft.delete_table(4), nft.new_table(4, 0x80)])
+    assert datapath.verify() == []
 
 
 def test_cidrs_that_nest_deeply_fit_into_the_kernels_limit_of_chains(netns: support.Netns) -> None:
