@@ -30,6 +30,7 @@ _EPOCH_ALPHABET = string.digits + string.ascii_lowercase
 _EPOCH_BITS = 62  # a sentinel's bytes are a 64-bit counter, and readers in other languages have signed ones
 
 _OURS = re.compile(rf"{SET_PREFIX}([46])([-+])(tx|rx|to|ro|hi|ho|own|local|[bc]\d+)(?:-(.+))?")
+_EPOCH = re.compile(f"[{_EPOCH_ALPHABET}]{{{EPOCH_LENGTH}}}")
 _LEGS = {
     "tx": (Scope.POD, Direction.TRANSMIT),
     "rx": (Scope.POD, Direction.RECEIVE),
@@ -60,17 +61,24 @@ def is_ours(name: str) -> bool:
 
 
 def key_of(name: str) -> CounterKey | None:
-    """The counters that a set of ours holds, by its kernel name (a spare one too); None where it only classifies."""
+    """The counters that a set of ours holds, by its kernel name (a spare one too).
+
+    None where it only classifies, and for a catch-all without an epoch, which no agent made.
+    """
     match = _OURS.fullmatch(name)
-    if match is None or match[3] not in _LEGS:
+    if match is None or match[3] not in _LEGS or not match[4]:
         return None
     scope, direction = _LEGS[match[3]]
-    traffic = match[4] if scope is Scope.POD else match[4][: -EPOCH_LENGTH - 1]
+    traffic = match[4]
+    if scope is not Scope.POD:
+        traffic, _, epoch = match[4].rpartition("-")
+        if not traffic or not _EPOCH.fullmatch(epoch):
+            return None
     return CounterKey(4 if match[1] == "4" else 6, scope, direction, traffic)
 
 
 def epoch_of(name: str) -> int:
-    """The epoch in the name of a catch-all set."""
+    """The epoch in the name of a catch-all set; only for a name that has a key (`key_of`)."""
     return int(name[-EPOCH_LENGTH:], 36)
 
 

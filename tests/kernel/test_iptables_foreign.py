@@ -211,6 +211,23 @@ def test_a_foreign_set_under_our_name_is_replaced(datapath: IptablesDatapath) ->
         assert "range 10.244.1.0-10.244.1.16 counters" in sh(f"ipset list -t {name}")
 
 
+@pytest.mark.parametrize("name", ["nacc4-to-internet", "nacc6-hi-node", "nacc4-ho", "nacc4-to-my-long-class"])
+def test_a_set_with_our_name_but_no_epoch_is_taken_away(datapath: IptablesDatapath, name: str) -> None:
+    """What somebody restored from `rules show`, without an epoch, is found left over and goes at once."""
+    kind = "bitmap:ip range 0.0.0.0/0 netmask 1" if "4" in name else "hash:net family inet6"
+    datapath.install(plan())
+    sh(f"ipset create {name} {kind} counters")
+    found = datapath.verify()
+    datapath.install(plan())
+    repaired = datapath.verify()
+    sh(f"ipset create {name} {kind} counters")
+    datapath.remove()
+
+    assert found == [f"set {name} is left over"]
+    assert repaired == []
+    assert sh("ipset list -n") == ""
+
+
 def test_a_chain_that_others_lead_to_stays_empty(datapath: IptablesDatapath) -> None:
     """Where a foreign chain leads into ours, `remove` says so, and the foreign rule stays as it is."""
     datapath.install(plan())
