@@ -96,10 +96,13 @@ class Node:
             "marks": {"mode": "off"},
             "metrics": {"zero_first": "0s"},
             "state_dir": str(self.folder / "state"),
+            "accounts_dir": str(self.folder / "accounts"),
             **changes,
         }
         (self.folder / "netacct.yaml").write_text(json.dumps(keys))
         self.config = config.load(str(self.folder / "netacct.yaml"))
+        for directory in (self.config.state_dir, self.config.accounts_dir):
+            assert Path(directory).is_relative_to(self.folder), "a test writes to the host's own directory"
         self.policy = policy_file.load(self.config.policy)
         return self.config
 
