@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from netacct import yamlfile
 from netacct.config_keys import KEYS, Listen
 from netacct.errors import ConfigError
 from netacct.model import Network
+from netacct.policy import is_path
 from netacct.yamlfile import Node
 
 DEFAULT_PATH = "/etc/netacct/netacct.yaml"
@@ -24,6 +27,10 @@ FLAGS = {
     "log.format": "--log.format",
 }
 """Keys that a flag can set, over the file."""
+
+
+INVALID = " (invalid; the default is shown)"
+"""Follows the origin of a value that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ class Config:
 
 
 class Setting(NamedTuple):
-    """One line of the effective configuration: `origin` is `default`, `FILE:LINE` or the flag."""
+    """One line of the effective configuration: `origin` is `default`, `FILE:LINE` or the flag, perhaps `INVALID`."""
 
     key: str
     value: Any
@@ -157,11 +164,15 @@ def examine(
         values[key], origins[key] = default, "default"
         node = nodes.get(key)
         if node is not None:
+            origins[key] = node.file if key in (flags or {}) else f"{node.file}:{node.line}"
             try:
                 values[key] = read(node)
-                origins[key] = node.file if key in (flags or {}) else f"{node.file}:{node.line}"
             except ConfigError as error:
                 errors.append(error)
+                origins[key] += INVALID
+    if is_path(values["policy"]) and "policy" in nodes:
+        path = Path(nodes["policy"].file).parent / values["policy"]
+        values["policy"] = os.path.abspath(path)  # noqa: PTH100 -- resolve() would follow links
     errors.sort(key=lambda error: (error.line or 0, error.key))
     return _build(values, origins), errors
 

@@ -25,7 +25,7 @@ def plan(config: Config) -> tuple[planning.Plan, str]:
 
     Raises ConfigError and DatapathError.
     """
-    policy = policy_file.load(config.policy)
+    policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
     decision = marking.decide(config, policy)
     own = ranges.own_addresses()
     made = planning.build(policy, _joined(config, own), own, policy.marks if decision.enabled else None)

@@ -30,7 +30,7 @@ def make_agent(config: Config, datapath: Datapath, lists: ListFiles | None = Non
     What the other datapath left on this node is booked and taken away when the agent starts.
     """
     lists = lists or ListFiles(config.state_dir)
-    policy = policy_file.load(config.policy, lists)
+    policy = policy_file.load(config.policy, lists, config.origins.get("policy", ""))
     lists.keep()
     books = Books(Store(Path(config.state_dir)), config, config.identity.sources)
     return Agent(config, policy, datapath, books, choosing.other_of(datapath.name), Interfaces())

@@ -14,6 +14,7 @@ import enum
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import NamedTuple
 
 from netacct.model import Address, Family, Network
@@ -174,6 +175,11 @@ def countable_own(addresses: Iterable[Address]) -> frozenset[Address]:
     """
     skipped = (*LOOPBACK.values(), _LINK_LOCAL_6)
     return frozenset(ip for ip in addresses if not any(ipaddress.ip_address(ip) in net for net in skipped))
+
+
+def is_path(name_or_path: str) -> bool:
+    """Whether this is the path of a policy, and no shipped policy's name: by a slash in it, or by how it ends."""
+    return "/" in name_or_path or PurePath(name_or_path).suffix in {".yaml", ".yml", ".json"}
 
 
 def local_range_fault(network: Network) -> str:

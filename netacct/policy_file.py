@@ -23,7 +23,7 @@ from netacct import yamlfile
 from netacct.errors import ConfigError
 from netacct.list_files import ListFiles
 from netacct.model import TUNNEL, Network
-from netacct.policy import MAY_BE_EMPTY, MarkTable, Policy, Prefix, TrafficClass, Tunnel, sort_key
+from netacct.policy import MAY_BE_EMPTY, MarkTable, Policy, Prefix, TrafficClass, Tunnel, is_path, sort_key
 from netacct.policy_claims import listed, origin, selections
 from netacct.policy_lists import Selection, nearest
 from netacct.yamlfile import Node
@@ -64,13 +64,29 @@ _NEVER_TUNNEL = {1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6"}
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
 
-def load(name_or_path: str, files: ListFiles | None = None) -> Policy:
+def load(name_or_path: str, files: ListFiles | None = None, named_at: str = "") -> Policy:
     """The policy of that name or in that file.
 
     What has a slash in it, or ends in .yaml, .yml or .json, is a path; anything else is the name of a shipped policy.
-    `files` reads the lists that it names; by default straight from their files.
-    Raises ConfigError for an unknown name, for a file that cannot be read, and for everything wrong in it.
+
+    Args:
+        name_or_path: which one.
+        files: reads the lists that it names; by default straight from their files.
+        named_at: where the configuration names it, as `FILE:LINE`, for messages about the policy as a whole.
+
+    Raises:
+        ConfigError: for an unknown name, for a file that cannot be read, and for everything wrong in it.
     """
+    try:
+        return _load(name_or_path, files)
+    except ConfigError as error:
+        file, _, line = named_at.rpartition(":")
+        if error.key or error.line is not None or not line.isdecimal():
+            raise
+        raise ConfigError(file, "policy", f"{error.file}: {error.found}", error.allowed, int(line)) from error
+
+
+def _load(name_or_path: str, files: ListFiles | None) -> Policy:
     if is_path(name_or_path):
         return from_document(yamlfile.load(name_or_path), PurePath(name_or_path).stem, files)
     folder = importlib.resources.files("netacct") / "policies"
@@ -81,11 +97,6 @@ def load(name_or_path: str, files: ListFiles | None = None) -> Policy:
         allowed = f"{', '.join(known)}, or a path with a / in it or ending in .yaml, .yml or .json"
         raise ConfigError(name_or_path, "", f"no policy of that name is shipped{hint}", allowed)
     return from_document(yamlfile.parse(file.read_bytes(), str(file)), name_or_path)
-
-
-def is_path(name_or_path: str) -> bool:
-    """Whether this is the path of a policy, and no shipped policy's name."""
-    return "/" in name_or_path or PurePath(name_or_path).suffix in {".yaml", ".yml", ".json"}
 
 
 def shipped() -> tuple[str, ...]:

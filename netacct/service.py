@@ -39,7 +39,7 @@ from netacct.log import Repeats
 from netacct.model import Address
 from netacct.moving import OpenDatapath
 from netacct.once import make_agent, make_datapath
-from netacct.policy import Policy
+from netacct.policy import Policy, is_path
 from netacct.sources import FoundRanges, Sources
 from netacct.systemd import Notifier
 from netacct.watch import FileWatch, Mark
@@ -320,7 +320,7 @@ class Service:
         config: Config | None = None
         try:
             config = self._load()
-            policy = policy_file.load(config.policy, lists)
+            policy = policy_file.load(config.policy, lists, config.origins.get("policy", ""))
             if config.datapath != self._config.datapath or config.datapath not in ("auto", self._datapath.name):
                 self._choose_anew(config)
             self._agent.reconfigure(config, policy)
@@ -338,7 +338,7 @@ class Service:
 
     def _follow(self, config: Config, lists: ListFiles, mark: Mark, more: frozenset[str] = frozenset()) -> None:
         """Follow the files that make the configuration and policy, also those that have an error now."""
-        policy = {config.policy} if policy_file.is_path(config.policy) else set()
+        policy = {config.policy} if is_path(config.policy) else set()
         self._followed = frozenset({self._path} | policy | lists.asked | more)
         self._files.follow(self._followed, mark)
 

@@ -32,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Check all files, print settings to stdout and, for people, errors to stderr."""
     effective, errors = config.examine(args.config_file, flags(args))
-    policy = _attempt(lambda: _policy(effective.policy), errors)
+    policy = _attempt(lambda: _policy(effective), errors)
     pods = _attempt(lambda: _pods(effective), errors)
     settings = config.effective(effective)
     if args.output == "json":
@@ -59,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     return EX_CONFIG if errors else 0
 
 
-def _policy(name: str) -> dict[str, Any]:
+def _policy(effective: config.Config) -> dict[str, Any]:
     from netacct import policy_file  # noqa: PLC0415 -- other commands start faster without it
 
-    policy = policy_file.load(name)
+    policy = policy_file.load(effective.policy, named_at=effective.origins.get("policy", ""))
     return {"file": policy.path, "name": policy.name, "hash": policy.hash, "cidrs": len(policy.prefixes)}
 
 

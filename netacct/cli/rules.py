@@ -104,7 +104,7 @@ def _explain(args: argparse.Namespace) -> int:
     from netacct.identity.ranges import own_addresses  # noqa: PLC0415 -- as above
 
     config = configuration(args)
-    policy = policy_file.load(config.policy)
+    policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
     facts = explain.explain(policy, args.address, own_addresses(), local_ranges(config))
     if args.output == "json":
         output.write_json(facts)

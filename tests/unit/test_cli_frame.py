@@ -124,11 +124,24 @@ def test_check_reports_every_error(files: Path, capsys: pytest.CaptureFixture[st
     path.write_text(path.read_text() + f"polcy: x\npolicy: {files}/none.yaml\n")
     assert main(["check", "--config.file", str(path)]) == 78
     errors = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[2] for line in errors] == [f"{path}:3", f"{files}/none.yaml", f"{files}/pods.yaml:1"]
+    assert [line.split(": ")[2] for line in errors] == [f"{path}:3", f"{path}:4", f"{files}/pods.yaml:1"]
     assert main(["check", "--config.file", str(path), "-o", "json"]) == 78
     found = json.loads(capsys.readouterr().out)
     assert (found["valid"], found["policy"], found["pods"]) == (False, None, None)
     assert (found["errors"][0]["line"], found["errors"][0]["key"]) == (3, "polcy")
+
+
+@pytest.mark.parametrize(("policy", "found"), [("defalt", "no policy of that name"), ("./no.yaml", "cannot be read")])
+def test_check_says_where_a_missing_policy_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, found: str
+) -> None:
+    """A policy that is not there is an error of the configuration's line that names it."""
+    path = tmp_path / "netacct.yaml"
+    path.write_text(f"enabled: true\npolicy: {policy}\n")
+    assert main(["check", "--config.file", str(path)]) == 78
+    error = capsys.readouterr().err
+    assert f"{path}:2: policy: " in error
+    assert found in error
 
 
 def test_check_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

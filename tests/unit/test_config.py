@@ -129,6 +129,28 @@ def test_each_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert caught.value.exit_code == EX_CONFIG
 
 
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [("./p.yaml", "etc/p.yaml"), ("p.json", "etc/p.json"), ("../rules/p", "rules/p"), ("/a/p.yaml", "/a/p.yaml")],
+)
+def test_a_policy_path_is_relative_to_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, found: str
+) -> None:
+    """A relative path of a policy begins at the configuration's directory, however that is named and from anywhere."""
+    (tmp_path / "etc").mkdir()
+    path = _write(tmp_path / "etc" / "c.yaml", f"policy: {written}\n")
+    assert load(path).policy == str(tmp_path / found)
+    monkeypatch.chdir(tmp_path / "etc")
+    assert load("c.yaml").policy == str(tmp_path / found)
+
+
+def test_an_invalid_value_keeps_its_place(tmp_path: Path) -> None:
+    """What is invalid is listed with file and line, not as if nobody had written it."""
+    found, _ = examine(_write(tmp_path / "c.yaml", "policy: default\ndatapath: bpf\n"))
+    origins = {setting.key: setting.origin for setting in effective(found)}
+    assert origins["datapath"] == f"{tmp_path}/c.yaml:2 (invalid; the default is shown)"
+
+
 def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
     """`examine` returns every error in the file's order, and defaults where they stand."""
     path = _write(tmp_path / "c.yaml", "polcy: x\ndatapath: bpf\nlog: {level: loud}\nmetrics: {pods: off}\n")

@@ -19,7 +19,7 @@ def settings(path: str | None, flags: Mapping[str, str | list[str]]) -> tuple[Co
     config, errors = configuration.examine(path, flags)
     policy, local = None, config.local_ranges
     try:
-        policy = policy_file.load(config.policy)
+        policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
     except ConfigError as error:
         errors.append(error)
     try:
