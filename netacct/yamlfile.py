@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -94,7 +94,7 @@ class Node:
         """`true`, `false`, `on`, `off`, `yes` or `no`, not in quotes."""
         word = _BOOLEANS.get(self.value.lower()) if isinstance(self.value, str) and not self.quoted else None
         if word is None:
-            raise self.error(f"{self.shown} is not a boolean", "true, false, on, off")
+            raise self.error(f"{self.shown} is not a boolean", "true, false, on, off, yes, no, without quotes")
         return word
 
     def integer(self, minimum: int, maximum: int) -> int:
@@ -124,6 +124,8 @@ class Node:
 
     def network(self) -> Network:
         """A CIDR, or a single address as /32 or /128. Host bits set are an error that names the canonical form."""
+        if isinstance(self.value, Mapping) and any(":" in name for name in self.value):
+            raise self.error("YAML reads the last colon as its own", 'an IPv6 address in quotes, as in "fd00::"')
         text = self.string()
         try:
             interface = ipaddress.ip_interface(text)
@@ -182,7 +184,8 @@ def parse(data: bytes, path: str) -> Node:
     if len(data) > SIZE_LIMIT:
         raise ConfigError(path, "", f"larger than {SIZE_LIMIT >> 20} MiB")
     try:
-        root = yaml.compose(data.decode(), Loader=_LOADER)
+        text = data.decode()
+        root = yaml.compose(text, Loader=_LOADER)
     except UnicodeDecodeError as error:
         raise ConfigError(path, "", f"is not UTF-8 text (byte {error.start})") from error
     except RecursionError as error:
@@ -190,24 +193,31 @@ def parse(data: bytes, path: str) -> Node:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(path, "", f"is not valid YAML: {problem}", line=mark.line + 1 if mark else None) from error
+        line = None if mark is None else mark.line + 1
+        hint = "" if line is None else _address_hint(text.splitlines()[line - 1 : line])
+        raise ConfigError(path, "", f"is not valid YAML: {problem}{hint}", line=line) from error
     if root is None:
         return Node(path, "", 1, None)
-    return _Reader(path).convert(root, "", 0)
+    return _Reader(path, text).convert(root, "", 0)
+
+
+def _address_hint(lines: Iterable[str]) -> str:
+    """What to do where YAML takes the colons of an IPv6 address for its own: at its begin in a list, at its end."""
+    bare = any(re.search(r"(?:[\[,{]\s*|^[^\"']*[0-9A-Fa-f])::(?:[\s,\]}/0-9A-Fa-f]|$)", line) for line in lines)
+    return '; an IPv6 address that begins or ends with a colon goes in quotes, as in "fd00::"' if bare else ""
 
 
 class _Reader:
     """Turns PyYAML's nodes into ours, once each."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.text = path, text
         self.seen: set[int] = set()
 
     def convert(self, node: yaml.Node, key: str, depth: int) -> Node:
         line = node.start_mark.line + 1
         if id(node) in self.seen:
-            # PyYAML forgets where an alias stands, and the anchor's line would mislead.
-            raise ConfigError(self.path, key, "aliases are not supported", "the value itself")
+            raise ConfigError(self.path, key, "aliases are not supported", "the value itself", self.first_alias())
         if depth > DEPTH_LIMIT:
             raise ConfigError(self.path, "", "is nested too deeply", f"{DEPTH_LIMIT} levels", line)
         self.seen.add(id(node))
@@ -221,6 +231,12 @@ class _Reader:
             nothing = node.tag == "tag:yaml.org,2002:null" and not quoted
             return Node(self.path, key, line, None if nothing else node.value, quoted)
         raise ConfigError(self.path, key, f"the tag {node.tag} is not supported", "plain values", line)
+
+    def first_alias(self) -> int:
+        """The line of the file's first alias; composing forgets where aliases stand, and the anchor's would mislead."""
+        tokens = yaml.scan(self.text, Loader=_LOADER)
+        line: int = next(token.start_mark.line for token in tokens if isinstance(token, yaml.AliasToken))
+        return line + 1
 
     def members(self, node: yaml.MappingNode, key: str, depth: int) -> dict[str, Node]:
         found: dict[str, Node] = {}

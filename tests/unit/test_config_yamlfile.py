@@ -9,6 +9,7 @@ import yaml
 
 from netacct import yamlfile
 from netacct.errors import ConfigError
+from netacct.model import Network
 from netacct.yamlfile import Node, duration, parse
 
 
@@ -28,7 +29,7 @@ def test_places_are_kept() -> None:
     ("text", "message"),
     [
         ("a: 1\na: 2", "f.yaml:2: a: is given twice, first in line 1"),
-        ("a: &x 1\nb: *x", "f.yaml: b: aliases are not supported"),
+        ("a: &x 1\nb: *x", "f.yaml:2: b: aliases are not supported"),
         ("a: !!python/object:os.system x", "f.yaml:1: a: the tag .*os.system is not supported"),
         ("a: !!binary aGk=", "f.yaml:1: a: the tag .* is not supported"),
         ("<<: {a: 1}", "f.yaml:1: <<: merge keys"),
@@ -108,6 +109,29 @@ def test_booleans() -> None:
     for text in ("'on'", "1", "", "maybe", "[on]"):
         with pytest.raises(ConfigError, match="is not a boolean"):
             value_of(f"k: {text}").boolean()
+
+
+def test_a_wrong_boolean_names_every_word_that_is_one() -> None:
+    """The message about a wrong boolean lists all six words, and that none of them is quoted."""
+    with pytest.raises(ConfigError, match=r"allowed: true, false, on, off, yes, no, without quotes"):
+        value_of("k: maybe").boolean()
+
+
+@pytest.mark.parametrize("text", ["[fd00::]", "[fd00:: ]", "[::1]", "[10.0.0.0/8, ::/0]", "\n- fd00::", "fd00::"])
+def test_an_address_whose_colons_yaml_takes_is_told_to_be_quoted(text: str) -> None:
+    """An IPv6 address that YAML cannot read bare at its place gets an error that asks for quotes."""
+
+    def networks() -> list[Network]:
+        return [item.network() for item in value_of(f"k: {text}").sequence()]
+
+    with pytest.raises(ConfigError, match=r"in quotes, as in \"fd00::\""):
+        networks()
+
+
+@pytest.mark.parametrize("text", ["[fd00::1]", "[fd00::/64]", "\n- fd00::/64", "\n- ::/0", '["fd00::"]', "['::1']"])
+def test_an_address_whose_colons_yaml_leaves_is_read(text: str) -> None:
+    """An IPv6 address with something behind its last colon, or in quotes, is read as it stands."""
+    assert value_of(f"k: {text}").sequence()[0].network().version == 6
 
 
 def test_integers() -> None:
