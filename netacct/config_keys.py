@@ -16,6 +16,11 @@ from netacct.yamlfile import Node
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "logfmt", "json", "console")
 
+LISTEN_FORMS = ":PORT, ADDRESS:PORT, [IPV6]:PORT or NAME:PORT, with a port from 1 to 65535"
+_HEALTH_PATHS = ("/livez", "/readyz", "/-/healthy", "/-/ready")
+PATH_FORMS = f"a path like /metrics; {', '.join(_HEALTH_PATHS)} are taken"
+"""What messages allow for these two keys."""
+
 _LATER_PROVIDERS = ("gce", "azure", "aws", "kubernetes", "rtnetlink")
 _YEAR = 365 * 86400.0
 
@@ -34,7 +39,7 @@ class Listen(NamedTuple):
 
 
 def listen_address(text: str) -> Listen:
-    """`:19112`, `127.0.0.1:19112`, `[::1]:19112`, `localhost:19112`. Raises ValueError for anything else."""
+    """`:19112`, `127.0.0.1:19112`, `[::1]:19112`, `localhost:19112`; port 0 is any free one. Else raises ValueError."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]*)):(\d{1,5})", text)
     if match is None or int(match[3]) > 65535:
         raise ValueError(text)
@@ -47,7 +52,7 @@ def listen_address(text: str) -> Listen:
 
 def telemetry_path(text: str) -> str:
     """The path of the metrics, such as `/metrics`. Raises ValueError for what cannot be one or is taken."""
-    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", text) or text in ("/livez", "/readyz"):
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", text) or text in _HEALTH_PATHS:
         raise ValueError(text)
     return text
 
@@ -193,10 +198,8 @@ KEYS: dict[str, Key] = {
     "metrics.labels": Key((), _distinct(_text(_label, "a label key of Kubernetes"))),
     "state_dir": Key("/run/netacct", _PATH),
     "accounts_dir": Key("/var/lib/netacct", _PATH),
-    "web.listen_address": Key(
-        (Listen("", 19112),), _some(_text(listen_address, ":PORT, ADDRESS:PORT, [IPV6]:PORT, NAME:PORT"))
-    ),
-    "web.telemetry_path": Key("/metrics", _text(telemetry_path, "a path like /metrics, not /livez, not /readyz")),
+    "web.listen_address": Key((Listen("", 19112),), _some(_text(listen_address, LISTEN_FORMS))),
+    "web.telemetry_path": Key("/metrics", _text(telemetry_path, PATH_FORMS)),
     "log.level": Key("info", _one_of(*LOG_LEVELS)),
     "log.format": Key("auto", _one_of(*LOG_FORMATS)),
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import netacct
 from netacct.config import DEFAULT_PATH, FLAGS, Config, load
-from netacct.config_keys import LOG_FORMATS, LOG_LEVELS, listen_address, telemetry_path
+from netacct.config_keys import LISTEN_FORMS, LOG_FORMATS, LOG_LEVELS, PATH_FORMS, listen_address, telemetry_path
 from netacct.errors import EX_FAILURE, NetacctError
 
 COMMANDS = ("run", "check", "rules", "pods", "accounts", "doctor", "demo", "version")
@@ -45,9 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EX_INTERRUPTED
     except OSError as error:
-        sys.stderr.write(f"netacct: error: {error}\n")
+        sys.stderr.write(f"netacct: error: {_words(error)}\n")
+        _give_up_output()
         return EX_FAILURE
     return code
+
+
+def _words(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error.strerror or str(error)
+
+
+def _give_up_output() -> None:
+    """Where stdout takes no more (a full disk), throw away the rest: Python would complain once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,14 +89,14 @@ def common(parser: argparse.ArgumentParser) -> None:
         dest="web.listen_address",
         metavar="ADDRESS",
         action="append",
-        type=_checked(listen_address, "address, as in :19112, 127.0.0.1:19112 or [::1]:19112"),
+        type=_checked(listen_address, LISTEN_FORMS),
         help="where to serve HTTP; may be given several times (default :19112)",
     )
     group.add_argument(
         FLAGS["web.telemetry_path"],
         dest="web.telemetry_path",
         metavar="PATH",
-        type=_checked(telemetry_path, "path, as in /metrics"),
+        type=_checked(telemetry_path, PATH_FORMS),
         help="the path of the metrics (default /metrics)",
     )
     group.add_argument(
@@ -115,14 +128,14 @@ class _CommandParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **kwargs)
 
 
-def _checked(read: Callable[[str], object], what: str) -> Callable[[str], str]:
+def _checked(read: Callable[[str], object], allowed: str) -> Callable[[str], str]:
     """An argparse type that keeps the text when `read` accepts it."""
 
     def check(text: str) -> str:
         try:
             read(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a valid value (allowed: {allowed})") from None
         return text
 
     return check

@@ -49,10 +49,12 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return EX_CONFIG if errors else 0
-    output.write(output.table(("KEY", "VALUE", "FROM"), [(s.key, _shown(s.value), s.origin) for s in settings]))
-    for name, facts in (("policy", policy), ("pods", pods)):
-        if facts is not None:
-            output.write(f"{name}: " + ", ".join(f"{key} {value}" for key, value in facts.items()) + "\n")
+    output.write(output.table(("KEY", "VALUE", "FROM"), [row for setting in settings for row in _rows(setting)]))
+    if policy is not None:
+        output.write("policy: {name} ({file}), {cidrs} CIDRs, hash {hash}\n".format_map(policy))
+    if pods is not None:
+        note = f" ({pods['note']})" if "note" in pods else ""
+        output.write("pods file: {file}, {pods} pods, {addresses} addresses".format_map(pods) + f"{note}\n")
     sys.stdout.flush()
     for error in errors:
         sys.stderr.write(f"netacct: error: {error}\n")
@@ -85,7 +87,12 @@ def _attempt(work: Callable[[], T], errors: list[ConfigError]) -> T | None:
         return None
 
 
+def _rows(setting: config.Setting) -> list[tuple[str, str, str]]:
+    """One row; of a list, one for each item."""
+    values = setting.value if isinstance(setting.value, list) else [setting.value]
+    first, *others = map(_shown, values or ["-"])
+    return [(setting.key, first, setting.origin), *(("", other, "") for other in others)]
+
+
 def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "-"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -36,6 +36,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], right: frozen
     return "".join(lines)
 
 
+def some(items: Sequence[str], room: int) -> str:
+    """As many items as `room` characters hold, the first in any case, and how many are left out."""
+    shown = 1
+    while shown < len(items) and len(",".join(items[: shown + 1])) <= room:
+        shown += 1
+    left = len(items) - shown
+    return ",".join(items[:shown]) + (f" and {left} more" if left > 0 else "")
+
+
 def write(text: str) -> None:
     """Print to stdout as it is."""
     sys.stdout.write(text)

@@ -10,6 +10,9 @@ from netacct.cli import common, configuration, output
 
 HEADER = ("NAMESPACE", "POD", "WORKLOAD", "ADDRESSES", "SOURCE", "RECEIVED", "TRANSMITTED")
 
+_ROOM = 32
+"""Characters for addresses: two of IPv4, or one of each family where they are short."""
+
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
@@ -41,6 +44,6 @@ def run(args: argparse.Namespace) -> int:
 def _row(pod: dict[str, Any]) -> tuple[object, ...]:
     workload = f"{pod['workload_kind']}/{pod['workload']}" if pod["workload"] else "-"
     addresses = pod["addresses"]
-    listed = ",".join(addresses[:4]) + (f",… ({len(addresses)} in all)" if len(addresses) > 4 else "")
     sources = ",".join(pod["sources"])
-    return (pod["namespace"], pod["pod"], workload, listed, sources, pod["receive_bytes"], pod["transmit_bytes"])
+    totals = (pod["receive_bytes"], pod["transmit_bytes"])
+    return (pod["namespace"], pod["pod"], workload, output.some(addresses, _ROOM), sources, *totals)

@@ -48,7 +48,7 @@ def run_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
         (NetacctError("no luck"), 1, "netacct: error: no luck\n"),
         (PermissionRefusedError("not root"), 77, "netacct: error: not root\n"),
         (ConfigError("f", "k", "bad", line=3), 78, "netacct: error: f:3: k: bad\n"),
-        (FileNotFoundError(2, "No such file", "x"), 1, "netacct: error: [Errno 2] No such file: 'x'\n"),
+        (FileNotFoundError(2, "No such file", "x"), 1, "netacct: error: x: No such file\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -114,7 +114,7 @@ def test_check_shows_values_and_where_they_come_from(files: Path, capsys: pytest
     assert ["log.level", "error", f"{path}:2"] in lines
     assert ["log.format", "json", "--log.format"] in lines
     assert ["metrics.retention", "5m", "default"] in lines
-    assert lines[-1] == ["pods:", "file", f"{files}/pods.yaml,", "pods", "1,", "addresses", "4"]
+    assert lines[-1] == ["pods", "file:", f"{files}/pods.yaml,", "1", "pods,", "4", "addresses"]
 
 
 def test_check_reports_every_error(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +151,43 @@ def test_check_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["valid"], found["errors"]) == (True, [])
     assert {"key": "metrics.pods", "value": True, "origin": "default"} in found["settings"]
     assert found["pods"] == {"file": f"{files}/pods.yaml", "pods": 1, "addresses": 4}
+
+
+def test_check_gives_each_item_of_a_list_a_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of `check` stays as wide as its longest item, however many a list has."""
+    path = files / "netacct.yaml"
+    path.write_text(path.read_text() + "local_ranges: [10.0.0.0/24, 10.0.1.0/24]\n")
+    assert main(["check", "--config.file", str(path)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index(["local_ranges", "10.0.0.0/24", f"{path}:3"])
+    assert lines[at + 1] == ["10.0.1.0/24"]
+
+
+def test_a_full_disk_is_one_line(files: Path) -> None:
+    """Output that cannot be written ends in one line on stderr and exit code 1."""
+    command = [sys.executable, "-m", "netacct", "check", "--config.file", str(files / "netacct.yaml")]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"netacct: error: No space left on device\n")
+
+
+def test_a_wrong_flag_names_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A path that is taken, and a port that cannot be, are told with what may stand there instead."""
+    for arguments, words in (
+        (["--web.telemetry-path", "/livez"], "'/livez' is not a valid value (allowed: a path like /metrics; "),
+        (["--web.listen-address", ":99999"], "with a port from 1 to 65535"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["check", *arguments])
+        assert words in capsys.readouterr().err
+
+
+def test_as_many_items_as_there_is_room() -> None:
+    """A list in a cell shows what fits, the first in any case, and counts the rest."""
+    assert output.some([], 10) == ""
+    assert output.some(["10.0.0.1", "10.0.0.2"], 17) == "10.0.0.1,10.0.0.2"
+    assert output.some(["10.0.0.1", "10.0.0.2", "10.0.0.3"], 17) == "10.0.0.1,10.0.0.2 and 1 more"
+    assert output.some(["2001:db8::1", "2001:db8::2"], 5) == "2001:db8::1 and 1 more"
 
 
 def test_a_reader_that_leaves_is_no_error(files: Path) -> None:

@@ -117,6 +117,7 @@ def test_the_effective_list_is_plain(tmp_path: Path) -> None:
         ("web: {listen_address: []}", "listen_address: is empty"),
         ("web: {listen_address: ['1.2.3:80']}", r"listen_address\[0\]: '1.2.3:80' is not a valid value"),
         ("web: {telemetry_path: /livez}", "telemetry_path: '/livez' is not a valid value"),
+        ("web: {telemetry_path: /-/ready}", "telemetry_path: '/-/ready' is not a valid value .*are taken"),
         ("log: {level: trace}", r"'trace' is not a valid value \(allowed: debug, info, warning, error\)"),
         ("log: {format: xml}", "'xml' is not a valid value"),
         ("state_dir:", "state_dir: nothing where a string is expected"),
