@@ -43,7 +43,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "-l", "--label", action="append", default=[], type=_label, metavar="NAME=VALUE", help="only with this label"
     )
     choose.add_argument(
-        "--since", type=_time, metavar="TIME", help="only what ended since; RFC 3339, a date (UTC), or 90m, 12h, 7d ago"
+        "--since",
+        type=_time,
+        metavar="TIME",
+        help="only what ended since; RFC 3339, a date (UTC), or 90m, 12h, 7d, 2w ago",
     )
     choose.add_argument("--until", type=_time, metavar="TIME", help="only what began before")
     choose.add_argument("--traffic", action="append", default=[], metavar="CLASS", help="only bytes of this class")
@@ -64,14 +67,26 @@ def run(args: argparse.Namespace) -> int:
     if args.since is not None and args.until is not None and args.since >= args.until:
         raise UsageError("--since must be before --until")
     selection = _selection(args)
+    classes: set[str] = set()
     try:
+        records = _noting(_read(args), classes)
         if args.by == "lease":
-            _show_each([record for record in _read(args) if selection.takes(record)], selection, args.output)
+            _show_each([record for record in records if selection.takes(record)], selection, args.output)
         else:
-            _show_sums(sums(_read(args), args.by, selection), args.by, args.output)
+            _show_sums(sums(records, args.by, selection), args.by, args.output)
     except PermissionError as error:
         raise PermissionRefusedError(f"{error.filename}: {error.strerror}") from error
+    for traffic in args.traffic:
+        if traffic not in classes:
+            _warn(f"--traffic {traffic}: no account has that class; they have: {', '.join(sorted(classes)) or 'none'}")
     return 0
+
+
+def _noting(records: Iterable[Account], classes: set[str]) -> Iterator[Account]:
+    """The same records; adds the classes of traffic in them to `classes`."""
+    for record in records:
+        classes.update(traffic for _, traffic in record.counts)
+        yield record
 
 
 def _selection(args: argparse.Namespace) -> Selection:

@@ -113,8 +113,16 @@ def test_json_has_the_records_of_the_file(settings: list[str], capsys: pytest.Ca
 
 def test_traffic_limits_the_bytes_to_a_class(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With --traffic, a record is shown with the counts of that class only, also where it has none."""
-    for one in shown(capsys, *settings, "--traffic", "pod", "--traffic", "node"):
+    for one in shown(capsys, *settings, "--traffic", "pod"):
         assert (one["receive"], one["transmit"]) == ({}, {"pod": {"bytes": 7, "packets": 1}})
+
+
+@pytest.mark.parametrize("by", ["lease", "namespace"])
+def test_a_class_that_no_account_has_is_told(by: str, settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt class gives a warning that names the classes that there are; a right one gives none."""
+    assert main(["accounts", *settings, "--by", by, "--traffic", "internet", "--traffic", "pdo"]) == 0
+    expected = "netacct: warning: --traffic pdo: no account has that class; they have: internet, pod\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_sums_by_workload(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
