@@ -28,9 +28,11 @@ def explain(
         raise UsageError(f"{text!r} is not an IPv4 or IPv6 address") from None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     if mapped is not None:
-        note = f"{address} is how a dual-stack socket shows an IPv4 peer; its packets are from {mapped}"
+        note = f"{text} is how a dual-stack socket shows an IPv4 peer; its packets are from {mapped}"
         return _facts(policy, mapped.packed, classify(policy, mapped.packed, own, local)) | {"note": note}
-    return _facts(policy, address.packed, classify(policy, address.packed, own, local))
+    facts = _facts(policy, address.packed, classify(policy, address.packed, own, local))
+    zone = text.partition("%")[2]
+    return facts | {"note": f"the zone {zone} plays no part: packets do not carry it"} if zone else facts
 
 
 def _facts(policy: Policy, address: Address, verdict: Verdict) -> dict[str, str]:

@@ -220,6 +220,14 @@ def test_explain_mapped() -> None:
     facts = explain(POLICY, "::ffff:10.244.1.1")
     assert (facts["address"], facts["traffic"]) == ("10.244.1.1", "storage")
     assert "10.244.1.1" in facts["note"]
+    assert facts["note"].startswith("::ffff:10.244.1.1 is")
+
+
+def test_explain_zone() -> None:
+    """A zone behind an IPv6 address changes nothing, and the answer says so."""
+    facts = explain(POLICY, "fe80::1%eth0")
+    assert facts.pop("note") == "the zone eth0 plays no part: packets do not carry it"
+    assert facts == explain(POLICY, "fe80::1")
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0", "10.0.0.0/8", "example.org", "1.2.3.4.5", "::g"])
