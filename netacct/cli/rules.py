@@ -158,7 +158,8 @@ def _print_nft_plan(plan: Plan, args: argparse.Namespace) -> None:
         output.write_json({f"ipv{one.family}": nft_render.facts(one) for one in layouts})
         return
     prefilled = {family.family: family.prefilled for family in plan.families}
-    output.write("\n".join(nft_render.text(one, prefilled[one.family]) for one in layouts))
+    text = "\n".join(nft_render.text(one, prefilled[one.family]) for one in layouts)
+    output.write(text if args.format else nft_render.shortened(text))
 
 
 def _print_plan(config: Config, args: argparse.Namespace) -> None:

@@ -34,6 +34,19 @@ def text(layout: Layout, prefilled: Sequence[Address], epoch: int = _EPOCH) -> s
     return "\n".join([f"table {_table(layout.family)} {{", *_body(layout, prefilled, epoch), "}", ""])
 
 
+def shortened(ruleset: str, most: int = 6) -> str:
+    """What `text` made, for people: of more than `most` elements only the first, and how many there are."""
+    return "\n".join(_shortened(line, most) for line in ruleset.split("\n"))
+
+
+def _shortened(line: str, most: int) -> str:
+    head, begin, rest = line.partition("elements = { ")
+    elements = rest.removesuffix(" }").split(", ")
+    if not begin or len(elements) <= most:
+        return line
+    return f"{head}{begin}{', '.join(elements[:most])}, … }}  # {len(elements)} in all"
+
+
 def facts(layout: Layout) -> dict[str, list[str]]:
     """The rules, each behind the name of its chain, and the names of sets, maps and counters."""
     rules = [f"{chain.name} {rule_text(rule, layout.family)}" for chain in layout.chains for rule in chain.rules]
