@@ -19,6 +19,7 @@ PODS, REPLACED = 110, 2
 PORT = 19112
 PATIENCE = 30.0
 CONFIG = """policy: {policy}
+datapath: iptables
 local_ranges: [{local}]
 identity: {{sources: [file], file: {{path: {pods}}}}}
 metrics: {metrics}
