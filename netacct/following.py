@@ -178,9 +178,13 @@ def entries(path: str) -> Iterator[Entry]:
 
 
 def contents(directories: Sequence[str]) -> Iterator[Entry]:
-    """The entries that decide which files are in `directories` (absolute paths), and what is in those."""
+    """The entries that decide which files are in `directories` (absolute paths), and what is in those.
+
+    A missing directory is not among them: that it is when asked again tells that it came while others were watched.
+    """
     for directory in directories:
-        yield directory, ALL
+        if os.path.isdir(directory):  # noqa: PTH112 -- as above
+            yield directory, ALL
     for directory in directories:
         yield from entries(directory)
 

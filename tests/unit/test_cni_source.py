@@ -145,6 +145,23 @@ def test_a_directory_that_appears_later(tmp_path: Path, follow: Follow) -> None:
         assert words(follower.next()) == [("10.0.0.1", f"s{turn}", False)]
 
 
+def test_a_directory_that_appears_while_its_parent_is_not_watched_yet(
+    tmp_path: Path, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that no event told of, because it came while the watches were being made, is followed."""
+    directory, watch = tmp_path / "results", Inotify.watch
+
+    def late(self: Inotify, path: str) -> int:
+        if path == str(tmp_path):
+            directory.mkdir(exist_ok=True)
+        return watch(self, path)
+
+    monkeypatch.setattr(Inotify, "watch", late)
+    follower = follow(directory)
+    (directory / "pods-s0-eth0").write_bytes(result("10.0.0.1/24"))
+    assert words(follower.next()) == [("10.0.0.1", "s0", True)]
+
+
 def test_two_names_of_one_directory_are_one(tmp_path: Path, follow: Follow) -> None:
     """Where a configured directory is a link to another one, each file is told once and gone once."""
     real, link = tmp_path / "real", tmp_path / "link"
