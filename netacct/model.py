@@ -10,16 +10,22 @@ from __future__ import annotations
 import enum
 import ipaddress
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 Address: TypeAlias = bytes
-"""An IPv4 or IPv6 address, packed in network byte order (4 or 16 bytes)."""
+"""An IPv4 or IPv6 address, packed in network byte order (4 or 16 bytes); or what a hostNetwork pod has instead.
+
+That is its cgroup: the number that the kernel gave it (`cgroup_key`), 8 bytes, of no family and never used twice.
+"""
 
 Family: TypeAlias = Literal[4, 6]
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_CGROUP_BYTES = 8  # cgroup_id(), linux/cgroup.h
 
 TUNNEL = "tunnel"
 """The traffic class of encapsulation, which only the host's own packets can have."""
@@ -31,7 +37,10 @@ UNBOUNDED = -math.inf
 """The `created` of a sandbox of which nobody knows when it was made: it may own whatever is pending."""
 
 WHOLE: Address = b""
-"""The only address in a catch-all counter (rest and host counters): it stands for all of them."""
+"""The only address in a catch-all counter (rest and host counters): it stands for all of them.
+
+In an observation it says that the pod has the node's own addresses (hostNetwork).
+"""
 
 
 class Direction(enum.StrEnum):
@@ -47,6 +56,7 @@ class Scope(enum.StrEnum):
     POD = "pod"  # one counter per local address
     REST = "rest"  # local-range packets whose address found no room in the pod counters: `unattributed`
     HOST = "host"  # the node's own packets
+    HOST_POD = "host-pod"  # those of them that were told apart: one counter per cgroup of a hostNetwork pod
 
 
 class Count(NamedTuple):
@@ -167,16 +177,37 @@ class SeriesKey(NamedTuple):
     traffic: str
 
 
+def key_width(key: CounterKey) -> int:
+    """Bytes of what picks a counter from these: an address, a cgroup's number, or nothing (`WHOLE`)."""
+    if key.scope is Scope.HOST_POD:
+        return _CGROUP_BYTES
+    if key.scope is not Scope.POD:
+        return 0
+    return 4 if key.family == 4 else 16
+
+
 def pack(text: str) -> Address:
     """The packed form of an address in text form. Raises ValueError for anything else."""
     return ipaddress.ip_address(text).packed
 
 
 def unpack(ip: Address) -> str:
-    """The text form (RFC 5952 for IPv6) of a packed address."""
+    """The text form (RFC 5952 for IPv6) of a packed address; `cgroup:NUMBER` of a hostNetwork pod's cgroup."""
+    if is_cgroup(ip):
+        return f"cgroup:{int.from_bytes(ip, sys.byteorder)}"
     return str(ipaddress.ip_address(ip))
 
 
+def cgroup_key(number: int) -> Address:
+    """The key of a cgroup's counters, in the machine's byte order, as nf_tables compares it."""
+    return number.to_bytes(_CGROUP_BYTES, sys.byteorder)
+
+
+def is_cgroup(ip: Address) -> bool:
+    """Whether this stands for a hostNetwork pod's cgroup, which is no address and of both families."""
+    return len(ip) == _CGROUP_BYTES
+
+
 def family_of(ip: Address) -> Family:
-    """The family of a packed address."""
+    """The family of a packed address, which is no cgroup."""
     return 4 if len(ip) == 4 else 6

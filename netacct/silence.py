@@ -43,7 +43,7 @@ class Silence:
             prefilled: addresses that keep their counters in any case, but for those that `released` named.
             held: addresses with a lease.
         """
-        pods = [reading.counts for reading in snapshot.readings if reading.key.scope is Scope.POD]
+        pods = [reading.counts for reading in snapshot.readings if reading.key.scope in (Scope.POD, Scope.HOST_POD)]
         self.forget(held)
         found = set[Address]().union(*pods) if pods else set()
         found -= set(held)

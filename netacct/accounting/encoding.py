@@ -22,7 +22,7 @@ from netacct.accounting.ledger import LedgerState, SetState
 from netacct.accounting.series import Flow, SeriesState
 from netacct.accounting.tallies import LeaseKey, TalliesState
 from netacct.audit import AuditState, Pair, Place, Track
-from netacct.model import Address, Count, CounterKey, Direction, Lease, Level, Pod, Scope, SeriesKey
+from netacct.model import Address, Count, CounterKey, Direction, Lease, Level, Pod, Scope, SeriesKey, key_width
 
 Row: TypeAlias = tuple[str, str | bytes]
 
@@ -153,11 +153,11 @@ def _decode_set(entry: list[Any], rows: Mapping[str, str | bytes]) -> tuple[Coun
     number, (family, scope, direction, traffic), epoch, at = entry
     key = CounterKey(family, Scope(scope), Direction(direction), traffic)
     packed, counts = _blob(rows[f"set/{number}/addresses"]), list(_pairs(rows[f"set/{number}/counts"]))
-    if key.scope is not Scope.POD:
-        # A catch-all has one counter, under the empty address.
-        return key, SetState(epoch, dict(zip([b""] * len(counts), counts, strict=True)), at)
-    width = 4 if family == 4 else 16
-    addresses = [packed[start : start + width] for start in range(0, len(packed), width)]
+    width = key_width(key)
+    # A catch-all has one counter, under the empty address.
+    addresses = (
+        [packed[start : start + width] for start in range(0, len(packed), width)] if width else [b""] * len(counts)
+    )
     return key, SetState(epoch, dict(zip(addresses, counts, strict=True)), at)
 
 

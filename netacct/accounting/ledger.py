@@ -28,7 +28,7 @@ Decisions
       early. So a scan of a large range costs bounded memory.
 
 Invariants (tests/property/test_ledger_laws.py)
-    L1  sum of POD totals + unattributed + pending = sum of all differences of POD and REST counters.
+    L1  sum of POD totals + unattributed + pending = sum of all differences of POD, HOST_POD and REST counters.
     L2  Each of the levels POD and NAMESPACE sums to the same; HOST sums to the differences of HOST counters.
     L3  No total goes down while its name lives.
     L4  Settling twice with equal (snapshot, leases, at) changes nothing.
@@ -312,7 +312,7 @@ class Ledger:
         interval: tuple[float, float],
     ) -> None:
         flow = (key.direction, key.traffic)
-        if key.scope is not Scope.POD:
+        if key.scope in (Scope.HOST, Scope.REST):
             level = Level.HOST if key.scope is Scope.HOST else Level.UNATTRIBUTED
             self._series.add(SeriesKey(level, (), *flow), delta)
             return

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from netacct.errors import DatapathError
 from netacct.kernel import layout
 from netacct.kernel.base import Keep, keep_nothing
-from netacct.kernel.plan import Plan
+from netacct.kernel.plan import Plan, host_pod_keys
 from netacct.kernel.position import Position
 from netacct.model import (
     WHOLE,
@@ -27,7 +27,11 @@ from netacct.model import (
     Scope,
     Snapshot,
     family_of,
+    is_cgroup,
 )
+
+_EACH = {Scope.POD: Scope.REST, Scope.HOST_POD: Scope.HOST}
+"""What has a counter for each address or cgroup, and where the others count."""
 
 
 @dataclass(slots=True)
@@ -47,20 +51,20 @@ class FakeKernel:
 
     def make(self, key: CounterKey) -> _Set:
         """A set with an epoch of its own, at zero."""
-        counts = {} if key.scope is Scope.POD else {WHOLE: ZERO}
+        counts = {} if key.scope in _EACH else {WHOLE: ZERO}
         self.sets[key] = _Set(next(self._epochs), counts)
         return self.sets[key]
 
     def renew(self, key: CounterKey) -> None:
         """Give a flushed set a new epoch; what it counted since stays."""
         self.sets[key].epoch = next(self._epochs)
-        if key.scope is not Scope.POD:
+        if key.scope not in _EACH:
             self.sets[key].counts.setdefault(WHOLE, ZERO)
 
     def count(self, key: CounterKey, ip: Address, octets: int, packets: int = 1) -> None:
-        """Count at an address, or at the rest counter of the class where the address has no counter of its own."""
-        if key.scope is Scope.POD and ip not in self.sets[key].counts:
-            key, ip = key._replace(scope=Scope.REST), WHOLE
+        """Count at an address or cgroup, or at rest or host where it has no counter of its own."""
+        if key.scope in _EACH and ip not in self.sets[key].counts:
+            key, ip = key._replace(scope=_EACH[key.scope]), WHOLE
         counts = self.sets[key].counts
         if ip in counts:
             counts[ip] = counts[ip].plus(Count(octets, packets))
@@ -154,11 +158,12 @@ class FakeDatapath:
 
     def _fill(self, plan: Plan, leased: Iterable[Address]) -> None:
         members: dict[Family, set[Address]] = {family.family: set(family.prefilled) for family in plan.families}
-        for ip in leased:
+        cgroups = {ip for ip in leased if is_cgroup(ip)}
+        for ip in set(leased) - cgroups:
             members.setdefault(family_of(ip), set()).add(ip)
         for key, one in self.kernel.sets.items():
-            if key.scope is Scope.POD:
-                for ip in members.get(key.family, ()):
+            if key.scope in _EACH:
+                for ip in members.get(key.family, ()) if key.scope is Scope.POD else cgroups:
                     one.counts.setdefault(ip, ZERO)
 
     def _drop(self, keys: list[CounterKey], keep: Keep) -> Snapshot:
@@ -177,7 +182,8 @@ class FakeDatapath:
 
 
 def _keys(plan: Plan) -> list[CounterKey]:
-    return [spec.key for one in layout.build(plan) for spec in one.sets if spec.key is not None]
+    addresses = [spec.key for one in layout.build(plan) for spec in one.sets if spec.key is not None]
+    return addresses + host_pod_keys(plan)
 
 
 def _words(key: CounterKey) -> str:

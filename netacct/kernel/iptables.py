@@ -33,7 +33,7 @@ from netacct.kernel.position import Position
 from netacct.kernel.rulebuilder import RuleBuilder
 from netacct.kernel.setmaker import Members
 from netacct.lean import hidden
-from netacct.model import Address, Family, Snapshot, family_of
+from netacct.model import Address, Family, Snapshot, family_of, is_cgroup
 
 _FAMILIES: tuple[Family, ...] = (4, 6)
 _TABLES: dict[Family, Path] = {
@@ -96,14 +96,14 @@ class IptablesDatapath:
     def add(self, ips: Iterable[Address]) -> None:
         """See `Datapath.add`. An address that finds no room in a set is not refused: it counts as rest."""
         self._require_plan()
-        new = set(ips)
+        new = {ip for ip in ips if not is_cgroup(ip)}  # those are leftovers of another datapath's time
         self._sets.add(ip for ip in new if ip not in self._prefilled.get(family_of(ip), ()))
         self._leased |= new
 
     def discard(self, ips: Iterable[Address], keep: Keep = keep_nothing) -> Snapshot:
         """See `Datapath.discard`. Only for addresses that are silent: a packet between reading and deleting is lost."""
         self._require_plan()
-        gone = {ip for ip in ips if ip not in self._prefilled.get(family_of(ip), ())}
+        gone = {ip for ip in ips if not is_cgroup(ip) and ip not in self._prefilled.get(family_of(ip), ())}
         snapshot = self._sets.discard(gone, keep)
         self._leased -= gone
         return snapshot

@@ -25,6 +25,7 @@ _EQUAL, _UNEQUAL = 0, 1
 _MARK, _IN, _OUT, _PROTOCOL = 3, 4, 5, 16  # NFT_META_*
 _LOOPBACK = 1  # the index of lo in every network namespace (LOOPBACK_IFINDEX)
 _DESTINATION_PORT = 2
+_CGROUP = 3  # NFT_SOCKET_CGROUPV2
 _OFFSETS: dict[Family, dict[str, int]] = {4: {"src": 12, "dst": 16}, 6: {"src": 8, "dst": 24}}
 _DYNSET_EXPRESSION = 7
 _WORD = 32
@@ -48,7 +49,7 @@ def encode(rule: parts.Rule, family: Family, names: Mapping[str, str]) -> list[b
 
 def _part(part: parts.Part, family: Family, names: Mapping[str, str]) -> list[bytes]:
     match part:
-        case parts.Prefix() | parts.Member() | parts.Choose() | parts.CountAt() | parts.AddTo():
+        case parts.Prefix() | parts.Member() | parts.Choose() | parts.CountAt() | parts.CountOf() | parts.AddTo():
             return _address(part, family, names)
         case parts.Jump(chain):
             return [_go(JUMP, chain)]
@@ -63,11 +64,11 @@ def _part(part: parts.Part, family: Family, names: Mapping[str, str]) -> list[by
 
 
 def _address(
-    part: parts.Prefix | parts.Member | parts.Choose | parts.CountAt | parts.AddTo,
+    part: parts.Prefix | parts.Member | parts.Choose | parts.CountAt | parts.CountOf | parts.AddTo,
     family: Family,
     names: Mapping[str, str],
 ) -> list[bytes]:
-    """Expressions on an end of the packet."""
+    """Expressions on an end of the packet: its address, or its socket here."""
     whole = 32 if family == 4 else 128
     match part:
         case parts.Prefix(side, network):
@@ -78,6 +79,8 @@ def _address(
             return [*_cut(family, side, length), _lookup(content, attribute(3, u32(0)))]
         case parts.CountAt(side, name):
             return [*_cut(family, side, whole), _lookup(names[name])]
+        case parts.CountOf(level, name):
+            return [_cgroup(level), _lookup(names[name])]
         case parts.AddTo(side, name):
             return [*_cut(family, side, whole), _add(names[name])]
 
@@ -162,6 +165,11 @@ def _and_xor(mask: bytes, xor: bytes) -> bytes:
 
 def _lookup(name: str, *verdict_register: bytes) -> bytes:
     return expression("lookup", attribute(1, text(name)), attribute(2, u32(1)), *verdict_register, attribute(5, u32(0)))
+
+
+def _cgroup(level: int) -> bytes:
+    """Load the number of a cgroup: that of the packet's socket, or the one around it which is so deep in the tree."""
+    return expression("socket", attribute(1, u32(_CGROUP)), attribute(2, u32(1)), attribute(3, u32(level)))
 
 
 def _add(name: str) -> bytes:

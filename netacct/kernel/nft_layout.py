@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from netacct.kernel import classify, nft_many
 from netacct.kernel.nft_many import Content
 from netacct.kernel.nft_messages import Hook
-from netacct.kernel.plan import FamilyPlan, Plan
-from netacct.model import TUNNEL, CounterKey, Direction, Family, Network, Scope
+from netacct.kernel.plan import HOST_POD_LIMIT, FamilyPlan, Plan
+from netacct.model import TUNNEL, CounterKey, Direction, Family, Network, Scope, key_width
 
 PRIORITY = -151
 """Of our hooks: just before mangle, so after DNAT and before SNAT."""
@@ -82,6 +82,16 @@ class CountAt(NamedTuple):
     name: str
 
 
+class CountOf(NamedTuple):
+    """Matches packets of a socket whose cgroup, or the one around it at this level, is in a counter set; counts there.
+
+    A packet without a socket does not match, nor one of a connection that has no full socket (yet, or any more).
+    """
+
+    level: int
+    name: str
+
+
 class AddTo(NamedTuple):
     """Counts at this end in a counter set, making the element where it is missing; no match where there is no room."""
 
@@ -120,7 +130,20 @@ class Return(NamedTuple):
 
 
 Part: TypeAlias = (
-    Prefix | Member | NotLoopback | Protocol | UdpPort | Mark | CountAt | AddTo | Tally | Choose | Jump | Goto | Return
+    Prefix
+    | Member
+    | NotLoopback
+    | Protocol
+    | UdpPort
+    | Mark
+    | CountAt
+    | CountOf
+    | AddTo
+    | Tally
+    | Choose
+    | Jump
+    | Goto
+    | Return
 )
 Rule: TypeAlias = tuple[Part, ...]
 """Parts that are gone through in order, until one does not match."""
@@ -128,12 +151,25 @@ Rule: TypeAlias = tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True)
 class CounterSet:
-    """A counter for each address. `dynamic`: packets add addresses. The kernel's name may have a number behind it."""
+    """A counter for each address. `dynamic`: packets add addresses. The kernel's name may have a number behind it.
+
+    A set for hostNetwork pods has a counter for each cgroup instead.
+    """
 
     name: str
     key: CounterKey
     size: int
     dynamic: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return key_width(self.key)
+
+    @property
+    def sentinel(self) -> bytes:
+        """The element that carries the epoch: no packet looks it up."""
+        return b"\xff" * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +211,11 @@ class _Leg:
     peer: Side
     owner: Side
 
+    @property
+    def host_pods(self) -> str:
+        """What the names of sets for hostNetwork pods begin with."""
+        return {"hi": "pi", "ho": "po"}[self.name]
+
 
 _TX = _Leg("tx", "to", Scope.POD, Direction.TRANSMIT, "dst", "src")
 _RX = _Leg("rx", "ro", Scope.POD, Direction.RECEIVE, "src", "dst")
@@ -188,6 +229,8 @@ LEGS = {
     "ro": (Scope.REST, Direction.RECEIVE),
     "hi": (Scope.HOST, Direction.RECEIVE),
     "ho": (Scope.HOST, Direction.TRANSMIT),
+    "pi": (Scope.HOST_POD, Direction.RECEIVE),
+    "po": (Scope.HOST_POD, Direction.TRANSMIT),
 }
 """What the names of counter sets and counters begin with."""
 
@@ -233,12 +276,19 @@ class _Family:
 
     def _counter_set(self, leg: _Leg, traffic: str) -> list[CounterSet]:
         if leg.scope is Scope.HOST:
-            return []
+            return self._host_pod_set(leg, traffic)
         dynamic = bool(self.family.dynamic)
         needed = len(self.family.prefilled) + 1  # the sentinel
         size = needed + self.plan.dynamic_capacity if dynamic else -(-(needed + needed // 8) // _SLACK) * _SLACK
         key = CounterKey(self.family.family, Scope.POD, leg.direction, traffic)
         return [CounterSet(f"{leg.name}-{traffic}", key, size, dynamic)]
+
+    def _host_pod_set(self, leg: _Leg, traffic: str) -> list[CounterSet]:
+        """Encapsulation stays with the host: whoever made the tunnel did not send what is in it."""
+        if not self.plan.host_pods or traffic == TUNNEL:
+            return []
+        key = CounterKey(self.family.family, Scope.HOST_POD, leg.direction, traffic)
+        return [CounterSet(f"{leg.host_pods}-{traffic}", key, HOST_POD_LIMIT + 1, dynamic=False)]
 
     def _counter(self, leg: _Leg, traffic: str) -> Counter:
         scope = Scope.REST if leg.scope is Scope.POD else Scope.HOST
@@ -255,6 +305,8 @@ class _Family:
             rules += [(*self._own(leg.owner, probe), Return()) for probe in self.own_inside]
             if self.family.dynamic:
                 rules.append((AddTo(leg.owner, name), Return()))
+        elif traffic != TUNNEL:
+            rules += [(CountOf(level, f"{leg.host_pods}-{traffic}"), Return()) for level in self.plan.host_pods]
         rules.append((Tally(f"{leg.whole}-{traffic}"),))
         return Chain(name, tuple(rules))
 

@@ -182,7 +182,7 @@ class NftReader:
 # One element of a counter set as the kernel sends it: headers of the element, KEY and VALUE, the key; headers of
 # EXPRESSION and NAME, "counter" and its zero, headers of DATA and BYTES, the bytes, header of PACKETS, the packets.
 # Anything else (a 64-bit padding attribute, other attributes behind) has another length and goes the slow way.
-_ELEMENTS = {layout.size: layout for layout in (struct.Struct(f">12x{width}s4x12x4x4xQ4xQ") for width in (4, 16))}
+_ELEMENTS = {layout.size: layout for layout in (struct.Struct(f">12x{width}s4x12x4x4xQ4xQ") for width in (4, 8, 16))}
 
 
 def _lists(messages: Iterable[memoryview]) -> Iterator[memoryview]:

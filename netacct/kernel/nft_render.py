@@ -14,7 +14,7 @@ from netacct.kernel.layout import SENTINEL
 from netacct.kernel.nft_layout import HOOK_NAMES, Chain, CounterSet, Layout
 from netacct.kernel.nft_many import Content, width_of
 from netacct.kernel.nft_messages import TABLE
-from netacct.model import Address, Family, Network, unpack
+from netacct.model import Address, Family, Network, Scope, unpack
 
 _EPOCH = 1
 _WORD = 32
@@ -85,6 +85,8 @@ def _counter(name: str, epoch: int) -> str:
 
 def _set(spec: CounterSet, prefilled: Sequence[Address], epoch: int) -> list[str]:
     family = spec.key.family
+    if spec.key.scope is Scope.HOST_POD:  # nft(8) takes paths of cgroups only, not their numbers, nor a sentinel
+        return [f"\tset {spec.name} {{", "\t\ttype cgroupsv2", f"\t\tsize {spec.size}", "\t\tcounter", "\t}"]
     flags = ["\t\tflags dynamic"] if spec.dynamic else []
     sentinel = f"{unpack(SENTINEL[family])} counter packets 1 bytes {epoch}"
     elements = ", ".join([*(f"{unpack(ip)} counter" for ip in prefilled), sentinel])
@@ -123,7 +125,7 @@ def _raw(offset: int, width: int) -> str:
 
 def _part(part: parts.Part, family: Family, epoch: int) -> str:
     match part:
-        case parts.Prefix() | parts.Member() | parts.Choose() | parts.CountAt() | parts.AddTo():
+        case parts.Prefix() | parts.Member() | parts.Choose() | parts.CountAt() | parts.CountOf() | parts.AddTo():
             return _address(part, family)
         case parts.Jump(chain):
             return f"jump {chain}"
@@ -137,7 +139,9 @@ def _part(part: parts.Part, family: Family, epoch: int) -> str:
             return _property(part)
 
 
-def _address(part: parts.Prefix | parts.Member | parts.Choose | parts.CountAt | parts.AddTo, family: Family) -> str:
+def _address(
+    part: parts.Prefix | parts.Member | parts.Choose | parts.CountAt | parts.CountOf | parts.AddTo, family: Family
+) -> str:
     match part:
         case parts.Prefix(side, network):
             return _prefix(side, network)
@@ -147,6 +151,8 @@ def _address(part: parts.Prefix | parts.Member | parts.Choose | parts.CountAt | 
             return f"{_cut(side, family, length)} vmap @{content}"
         case parts.CountAt(side, name):
             return f"{_end(side, family)} @{name}"
+        case parts.CountOf(level, name):
+            return f"socket cgroupv2 level {level} @{name}"
         case parts.AddTo(side, name):
             return f"add @{name} {{ {_end(side, family)} counter }}"
 

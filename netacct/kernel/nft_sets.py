@@ -15,12 +15,11 @@ from itertools import chain, count, islice
 from typing import NamedTuple, TypeAlias
 
 from netacct.kernel import nft_messages as nft
-from netacct.kernel.layout import SENTINEL
 from netacct.kernel.netlink import attribute
 from netacct.kernel.nft_layout import LEGS, CounterSet, Layout
 from netacct.kernel.nft_messages import SET_EVAL, Message, element, text
 from netacct.kernel.nft_reader import NftReader, SetInfo
-from netacct.model import WHOLE, Address, Count, CounterKey, Family, Reading, Scope
+from netacct.model import WHOLE, Address, Count, CounterKey, Family, Reading, Scope, key_width
 
 EPOCH_LENGTH = 6
 
@@ -30,15 +29,23 @@ _EPOCH_ALPHABET = string.digits + string.ascii_lowercase
 _EPOCH_BITS = 62  # as in the ipsets: readers in other languages have signed counters
 _STEADY_TRIES = 5
 _CLASS = r"[a-z][a-z0-9-]*"
-_SET = re.compile(rf"(tx|rx)-({_CLASS})(?:\.(\d+))?")
+_SET = re.compile(rf"(tx|rx|pi|po)-({_CLASS})(?:\.(\d+))?")
 _COUNTER = re.compile(rf"(to|ro|hi|ho)-({_CLASS})\.([0-9a-z]{{{EPOCH_LENGTH}}})")
 
 
 class Members(NamedTuple):
-    """The addresses that have counters. `prefilled` must fit; `leased` ones fill what room there is beyond."""
+    """The addresses that have counters. `prefilled` must fit; `leased` ones fill what room there is beyond.
+
+    cgroups: what has counters in the sets for hostNetwork pods; these, too, fill what room there is.
+    """
 
     prefilled: Collection[Address] = ()
     leased: Collection[Address] = ()
+    cgroups: Collection[Address] = ()
+
+    def of(self, spec: CounterSet) -> Members:
+        """Those of one set."""
+        return Members(leased=self.cgroups) if spec.key.scope is Scope.HOST_POD else self
 
 
 class Present(NamedTuple):
@@ -106,9 +113,8 @@ def choose(layout: Layout, present: Present) -> dict[str, str]:
 
 def suits(info: SetInfo, spec: CounterSet) -> bool:
     """Whether a set found in the kernel is of the kind that the spec describes. A larger one than needed will do."""
-    width = 4 if spec.key.family == 4 else 16
     kind = (info.width, bool(info.flags & SET_EVAL), info.counts)
-    return kind == (width, spec.dynamic, True) and info.size >= spec.size
+    return kind == (spec.width, spec.dynamic, True) and info.size >= spec.size
 
 
 class NftSets:
@@ -129,11 +135,11 @@ class NftSets:
         for spec in self._layout.sets:
             name = self.names.get(spec.name)
             counts = self._reader.counts(self._layout.family, name) if name else None
-            if name is None or counts is None or not _room(present.sets[name], counts, members):
+            if name is None or counts is None or not _room(present.sets[name], counts, members.of(spec)):
                 self.names[spec.name] = _unused(spec.name, present.sets)
-                yield from self._make(spec, members)
+                yield from self._make(spec, members.of(spec))
             else:
-                yield from self._complete(present.sets[name], counts, members)
+                yield from self._complete(present.sets[name], counts, members.of(spec))
         for counter in self._layout.counters:
             if counter.name not in self.names:
                 epoch = "".join(secrets.choice(_EPOCH_ALPHABET) for _ in range(EPOCH_LENGTH))
@@ -142,14 +148,13 @@ class NftSets:
 
     def _make(self, spec: CounterSet, members: Members) -> Iterator[Message]:
         family, name = self._layout.family, self.names[spec.name]
-        width = 4 if family == 4 else 16
         flags = SET_EVAL if spec.dynamic else 0
-        yield nft.new_set(family, name, width, spec.size, flags, counts=True)
+        yield nft.new_set(family, name, spec.width, spec.size, flags, counts=True)
         filling = islice(chain(members.prefilled, members.leased), spec.size - 1)
-        yield from nft.new_elements(family, name, chain([_sentinel(family)], map(element, filling)))
+        yield from nft.new_elements(family, name, chain([_sentinel(spec.width)], map(element, filling)))
 
     def _complete(self, info: SetInfo, counts: Counts, members: Members) -> Iterator[Message]:
-        family, mark = self._layout.family, SENTINEL[self._layout.family]
+        family, mark = self._layout.family, _mark(info.width)
         if mark in counts and not _is_epoch(counts[mark]):  # `nft reset` has been at it
             yield from nft.delete_elements(family, info.name, [element(mark)])
         missing = [ip for ip in members.prefilled if ip not in counts]
@@ -157,7 +162,7 @@ class NftSets:
         room = info.size - len(counts.keys() | {mark}) - len(missing)
         added = [element(ip) for ip in chain(missing, leased[: max(room, 0)])]
         if mark not in counts or not _is_epoch(counts[mark]):
-            added.append(_sentinel(family))
+            added.append(_sentinel(info.width))
         yield from nft.new_elements(family, info.name, added)
 
     def read(self) -> tuple[list[Reading], list[CounterKey]]:
@@ -172,7 +177,7 @@ class NftSets:
         if name is None:
             return None
         counts = self._steady(name) if spec.dynamic else self._reader.counts(self._layout.family, name)
-        sentinel = counts.pop(SENTINEL[self._layout.family], None) if counts else None
+        sentinel = counts.pop(spec.sentinel, None) if counts else None
         if counts is None or sentinel is None or not _is_epoch(sentinel):
             return None
         return Reading(spec.key, sentinel[0], counts)
@@ -193,9 +198,9 @@ class NftSets:
         self.known[name] = set(counts or ())
         return counts
 
-    def pods(self) -> list[tuple[str, CounterKey]]:
-        """The kernel names and keys of the pod counter sets that are there."""
-        return [(self.names[spec.name], spec.key) for spec in self._layout.sets if spec.name in self.names]
+    def holding(self, width: int) -> list[str]:
+        """The kernel names of the counter sets that are there and have keys of so many bytes."""
+        return [self.names[spec.name] for spec in self._layout.sets if spec.name in self.names and spec.width == width]
 
     def doomed(self, ips: Collection[Address]) -> tuple[list[tuple[str, Reading]], list[CounterKey]]:
         """The counters of some addresses, by set; and the keys of sets that cannot be read."""
@@ -219,7 +224,7 @@ class NftSets:
         found = [f"set {name} is left over" for name in present.sets if name not in used]
         found += [f"counter {name} is left over" for name in present.counters if name not in used]
         for spec in self._layout.sets:
-            found += self._set_differences(spec, present.sets.get(self.names.get(spec.name, "")), members)
+            found += self._set_differences(spec, present.sets.get(self.names.get(spec.name, "")), members.of(spec))
         missing = [one for one in self._layout.counters if self.names.get(one.name, "") not in present.counters]
         return found + [f"counter {one.name} is missing" for one in missing]
 
@@ -229,7 +234,7 @@ class NftSets:
         if not suits(info, spec):
             return [f"set {info.name} is of another kind or size than ours"]
         counts = self._reader.counts(self._layout.family, info.name) or {}
-        sentinel = counts.get(SENTINEL[self._layout.family])
+        sentinel = counts.get(spec.sentinel)
         found = []
         if sentinel is None or not _is_epoch(sentinel):
             found.append(f"set {info.name} has lost its sentinel (was it flushed or reset?)")
@@ -246,11 +251,11 @@ def last(reader: NftReader, family: Family, names: Iterable[str], values: Mappin
         key = key_of(family, name)
         if key is None:
             continue
-        if key.scope is not Scope.POD:
+        if name in values:
             reading = _tally(key, name, values)
         else:
             counts = reader.counts(family, name) or {}
-            sentinel = counts.pop(SENTINEL[family], (0, 0))
+            sentinel = counts.pop(_mark(key_width(key)), (0, 0))
             # without a sentinel all that is here was counted since it went
             reading = Reading(key, sentinel[0] if _is_epoch(sentinel) else _number_of_epoch(), counts)
         if reading is not None and any(any(count) for count in reading.counts.values()):
@@ -265,7 +270,7 @@ def _tally(key: CounterKey, name: str, values: Mapping[str, Count]) -> Reading |
 
 def _room(info: SetInfo, counts: Counts, members: Members) -> bool:
     missing = sum(ip not in counts for ip in members.prefilled)
-    return len(counts.keys() | {SENTINEL[4 if info.width == 4 else 6]}) + missing <= info.size
+    return len(counts.keys() | {_mark(info.width)}) + missing <= info.size
 
 
 def _is_epoch(sentinel: tuple[int, int]) -> bool:
@@ -276,8 +281,13 @@ def _number_of_epoch() -> int:
     return 1 + secrets.randbits(_EPOCH_BITS)
 
 
-def _sentinel(family: Family) -> bytes:
-    return element(SENTINEL[family], nft.counted_from(_number_of_epoch(), 1))
+def _mark(width: int) -> bytes:
+    """The key of the sentinel (`CounterSet.sentinel`) in a set of keys so wide."""
+    return b"\xff" * width
+
+
+def _sentinel(width: int) -> bytes:
+    return element(_mark(width), nft.counted_from(_number_of_epoch(), 1))
 
 
 def _number(name: str) -> int:

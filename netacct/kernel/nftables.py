@@ -14,18 +14,18 @@ import time
 from collections.abc import Iterable, Mapping
 
 from netacct import clock
-from netacct.errors import DatapathError
+from netacct.errors import DatapathError, MissingFeatureError
 from netacct.kernel import nft_chains, nft_layout, nft_sets
 from netacct.kernel import nft_messages as nft
 from netacct.kernel.base import Keep, keep_nothing
 from netacct.kernel.nft_layout import Layout
-from netacct.kernel.nft_messages import OWNER, PERSIST, TABLE, element
+from netacct.kernel.nft_messages import OWNER, PERSIST, TABLE, Message, element
 from netacct.kernel.nft_reader import NftReader
 from netacct.kernel.nft_sets import Members, NftSets, Present
 from netacct.kernel.nft_writer import NftWriter, RefusedError
 from netacct.kernel.plan import Plan
 from netacct.kernel.position import Position
-from netacct.model import Address, Family, Reading, Snapshot, family_of
+from netacct.model import Address, Family, Reading, Scope, Snapshot, family_of, is_cgroup
 
 _FAMILIES: tuple[Family, ...] = (4, 6)
 _TABLES: dict[Family, str] = {4: f"table ip {TABLE}", 6: f"table ip6 {TABLE}"}
@@ -33,6 +33,7 @@ _TABLES: dict[Family, str] = {4: f"table ip {TABLE}", 6: f"table ip6 {TABLE}"}
 _GRACE = 0.02
 """Seconds after a transaction in which packets that were under way may still count by the rules before it (RCU)."""
 
+_NO_SUCH_MATCH = (errno.ENOENT, errno.EOPNOTSUPP, errno.ERANGE)  # no such expression, key of it, or level
 _NO_SUCH_FLAG = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
@@ -108,15 +109,8 @@ class NftablesDatapath:
         self._require_plan()
         new = set(ips)
         for family, sets in self._sets.items():
-            elements = [element(ip) for ip in sorted(new) if family_of(ip) == family]
-            names = [name for name, _ in sets.pods()]
-            try:
-                # one pod is one transaction; only a thousand are several
-                self._open().fill(one for name in names for one in nft.new_elements(family, name, elements))
-            except RefusedError as error:
-                if error.code != errno.ENFILE:
-                    raise
-                self._squeeze(family, names, elements)
+            for width in {len(ip) for ip in new}:
+                self._add(family, sets.holding(width), [element(ip) for ip in sorted(new) if len(ip) == width])
         self._leased |= new
 
     def discard(self, ips: Iterable[Address], keep: Keep = keep_nothing) -> Snapshot:
@@ -127,7 +121,7 @@ class NftablesDatapath:
         doomed: list[tuple[str, Reading]] = []
         unreadable = []
         for family, sets in self._sets.items():
-            if some := [ip for ip in gone if family_of(ip) == family]:
+            if some := [ip for ip in gone if is_cgroup(ip) or family_of(ip) == family]:
                 found, missing = sets.doomed(some)
                 doomed += found
                 unreadable += missing
@@ -218,7 +212,7 @@ class NftablesDatapath:
             for content in layout.contents:
                 writer.fill(nft_chains.fill(self._reader, family, content, present[family]))
             changes += nft_chains.changes(self._reader, layout, sets[family].names, present[family])
-        writer.commit(changes)
+        self._move_over(changes)
 
         retired = (counting & referred) - {
             (family, name) for family, some in sets.items() for name in some.names.values()
@@ -228,6 +222,19 @@ class NftablesDatapath:
         after = self._drop(retired, keep)
         writer.commit([nft.delete_table(family) for family in tables if family not in layouts])
         return Snapshot(after.at, before.readings + after.readings)
+
+    def _move_over(self, changes: list[Message]) -> None:
+        """Let the rules be those of the layouts, in one transaction. MissingFeatureError where they ask too much."""
+        try:
+            self._open().commit(changes)
+        except RefusedError as error:
+            told_apart = any(spec.key.scope is Scope.HOST_POD for layout in self._layouts for spec in layout.sets)
+            if told_apart and error.code in _NO_SUCH_MATCH:
+                raise MissingFeatureError(
+                    "host_pods: cgroup needs a kernel that matches sockets by cgroup (NFT_SOCKET, SOCK_CGROUP_DATA; "
+                    f"Linux 5.13): {error}"
+                ) from error
+            raise
 
     def _drop(self, doomed: Iterable[tuple[Family, str]], keep: Keep) -> Snapshot:
         """Read sets and counters that count no more, hand their last values to `keep`, and delete them."""
@@ -248,6 +255,15 @@ class NftablesDatapath:
         self._open().commit(deleted)
         return snapshot
 
+    def _add(self, family: Family, names: list[str], elements: list[bytes]) -> None:
+        try:
+            # one pod is one transaction; only a thousand are several
+            self._open().fill(one for name in names for one in nft.new_elements(family, name, elements))
+        except RefusedError as error:
+            if error.code != errno.ENFILE:
+                raise
+            self._squeeze(family, names, elements)
+
     def _squeeze(self, family: Family, names: Iterable[str], elements: list[bytes]) -> None:
         """Add elements one by one, as long as there is room."""
         for name in names:
@@ -259,8 +275,9 @@ class NftablesDatapath:
                         raise
 
     def _members(self, family: Family) -> Members:
-        leased = [ip for ip in self._leased if family_of(ip) == family]
-        return Members(sorted(self._prefilled.get(family, ())), leased)
+        cgroups = [ip for ip in self._leased if is_cgroup(ip)]
+        leased = [ip for ip in self._leased if not is_cgroup(ip) and family_of(ip) == family]
+        return Members(sorted(self._prefilled.get(family, ())), leased, cgroups)
 
     def _differences(self, family: Family) -> list[str]:
         layout = next((one for one in self._layouts if one.family == family), None)

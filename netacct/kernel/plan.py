@@ -36,7 +36,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from netacct.model import Address, Family, Network, family_of
+from netacct.model import Address, CounterKey, Direction, Family, Network, Scope, family_of
 from netacct.policy import (
     LOOPBACK,
     POD,
@@ -51,6 +51,9 @@ from netacct.policy import (
 
 PREFILL_LIMIT = 4096
 """So many local addresses, over both families, have their counters from the start."""
+
+HOST_POD_LIMIT = 512
+"""So many hostNetwork pods can be told apart, where that is asked for; kubelets run 110 pods, or some more."""
 
 
 class Group(NamedTuple):
@@ -92,6 +95,7 @@ class Plan:
              `service` are there even while no CIDR leads to them, so that finding one at run time adds no counters.
     marks:   None where no mark shall be set.
     dynamic_capacity: counters for so many addresses of dynamic ranges fit in, per family.
+    host_pods: how deep in the cgroup tree hostNetwork pods are (the root is 0), sorted; empty: they are the host.
     """
 
     policy: str
@@ -102,6 +106,17 @@ class Plan:
     marks: MarkTable | None
     families: tuple[FamilyPlan, ...]
     dynamic_capacity: int = 16384
+    host_pods: tuple[int, ...] = ()
+
+
+def host_pod_keys(plan: Plan) -> list[CounterKey]:
+    """What is counted for hostNetwork pods: all but encapsulation, which is not theirs but who made the tunnel."""
+    return [
+        CounterKey(family.family, Scope.HOST_POD, direction, traffic)
+        for family in plan.families
+        for direction in Direction
+        for traffic in (plan.classes if plan.host_pods else ())
+    ]
 
 
 def build(
@@ -111,6 +126,7 @@ def build(
     marks: MarkTable | None,
     families: Sequence[Family] = (4, 6),
     dynamic_capacity: int = 16384,
+    host_pods: Iterable[int] = (),
 ) -> Plan:
     """The plan for a policy on a node.
 
@@ -121,6 +137,7 @@ def build(
         marks: the marks to set, or None; the policy's own table says nothing here, because the caller decides.
         families: those to count.
         dynamic_capacity: counters per family for addresses of ranges that are too large to prefill.
+        host_pods: the levels of the cgroup tree at which hostNetwork pods are told apart.
 
     Raises:
         ValueError: a local range cannot be one (`policy.local_range_fault` says why); check before.
@@ -144,6 +161,7 @@ def build(
             for family in sorted(set(families))
         ),
         dynamic_capacity=dynamic_capacity,
+        host_pods=tuple(sorted(set(host_pods))),
     )
 
 

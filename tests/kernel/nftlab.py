@@ -20,7 +20,7 @@ def kernel_name(datapath: NftablesDatapath, key: CounterKey) -> str:
 def set_count(datapath: NftablesDatapath, key: CounterKey, ip: Address, octets: int, packets: int) -> None:
     """Let a counter be at so many bytes and packets."""
     name = kernel_name(datapath, key)
-    if key.scope is Scope.POD:
+    if key.scope in (Scope.POD, Scope.HOST_POD):
         counted = nft.element(ip, nft.counted_from(octets, packets))
         deleted = nft.delete_elements(key.family, name, [nft.element(ip)])
         datapath._open().commit([*deleted, *nft.new_elements(key.family, name, [counted])])
@@ -37,7 +37,7 @@ def set_count(datapath: NftablesDatapath, key: CounterKey, ip: Address, octets: 
 def flush(datapath: NftablesDatapath, key: CounterKey) -> None:
     """Empty a counter set; delete a counter, with the rules that count in it."""
     name = kernel_name(datapath, key)
-    if key.scope is Scope.POD:
+    if key.scope in (Scope.POD, Scope.HOST_POD):
         body = attribute(nft.ELEMENTS_TABLE, nft.text(nft.TABLE)) + attribute(nft.ELEMENTS_SET, nft.text(name))
         datapath._open().commit([Message(nft.DEL_ELEMENTS, 0, key.family, body, f"flush set {name}")])
         return

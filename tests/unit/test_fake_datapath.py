@@ -8,7 +8,7 @@ import pytest
 
 from netacct.kernel.fake import FakeDatapath, FakeKernel
 from netacct.kernel.plan import FamilyPlan, Plan
-from netacct.model import WHOLE, CounterKey, Direction, Scope, pack
+from netacct.model import WHOLE, CounterKey, Direction, Scope, cgroup_key, pack
 from netacct.policy import Tunnel
 
 POD = pack("10.244.1.10")
@@ -48,3 +48,17 @@ def test_a_flushed_catch_all_counts_nothing(kernel: FakeKernel) -> None:
     kernel.count(REST, WHOLE, 100)
 
     assert kernel.sets[REST].counts == {}
+
+
+def test_host_pods_have_counters_where_they_are_told_apart() -> None:
+    """A cgroup that is added counts in its own counter, another one with the host; dropping it gives its last value."""
+    family = FamilyPlan(4, (), (), (), (), ipaddress.ip_network("127.0.0.0/8"), ())
+    kernel, key, cgroup = FakeKernel(), KEY._replace(scope=Scope.HOST_POD), cgroup_key(7)
+    datapath = FakeDatapath(kernel)
+    datapath.install(Plan("p", "h", ("internet",), "internet", Tunnel(), None, (family,), host_pods=(2,)))
+    datapath.add([cgroup])
+    kernel.count(key, cgroup, 100)
+    kernel.count(key, cgroup_key(8), 50)
+    assert kernel.sets[KEY._replace(scope=Scope.HOST)].counts == {WHOLE: (50, 1)}
+    (dropped,) = [reading for reading in datapath.discard([cgroup]).readings if any(map(any, reading.counts.values()))]
+    assert (dropped.key, dropped.counts) == (key, {cgroup: (100, 1)})

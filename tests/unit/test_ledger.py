@@ -23,6 +23,7 @@ from netacct.model import (
     Scope,
     SeriesKey,
     Snapshot,
+    cgroup_key,
     pack,
 )
 
@@ -432,3 +433,12 @@ def test_pods_of_one_name_but_different_workloads_are_booked_to_their_own(ledger
     assert total(ledger, Level.WORKLOAD, "team-a", "Job", "web") == 50
     assert total(ledger, Level.WORKLOAD, "team-a", "StatefulSet", "web") == 30
     assert total(ledger, Level.POD, "team-a", "web-0") == 80
+
+
+def test_what_a_cgroup_counted_is_its_pods(ledger: Ledger) -> None:
+    """Bytes of a hostNetwork pod's cgroup are booked like those of an address: to the pod, and none to the host."""
+    key, cgroup = IN._replace(scope=Scope.HOST_POD), cgroup_key(7)
+    ledger.settle(snap(11.0, {key: {cgroup: (0, 0)}}), [lease(A, 10.5, 10.5, ip=cgroup)], 11.0)
+    ledger.settle(snap(12.0, {key: {cgroup: (500, 1)}}), [lease(A, 10.5, 10.5, ip=cgroup)], 12.0)
+    assert total(ledger, Level.POD, "team-a", "train-0") == 500
+    assert (total(ledger, Level.HOST), unattributed(ledger)) == (0, 0)

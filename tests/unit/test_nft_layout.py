@@ -16,9 +16,10 @@ from netacct.kernel import nft_many
 from netacct.kernel.layout import SENTINEL
 from netacct.kernel.nft_many import width_of
 from netacct.kernel.plan import Plan, build
-from netacct.model import TUNNEL, WHOLE, Address, CounterKey, Direction, Family, Network, Scope, pack
+from netacct.model import TUNNEL, WHOLE, Address, CounterKey, Direction, Family, Network, Scope, cgroup_key, pack
 from netacct.policy import MarkTable, Policy, Prefix, TrafficClass, Tunnel
 
+HOST_POD = cgroup_key(7)
 NAMES = ("pod", "node", "service", "private", "internet", "storage")
 MARKS = MarkTable(0x1F, {"pod": 1, "node": 2, "private": 4})
 
@@ -45,6 +46,7 @@ class Packet:
     protocol: int = 6
     port: int = 9
     mark: int = 0
+    cgroups: Sequence[Address] = ()  # of its socket, from the root of the tree on; none without a full socket
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Kernel:
         self.sets = {one.name: one for one in self.layout.sets}
         self.counters = {one.name: one for one in self.layout.counters}
         self.members = {name: {*self.prefilled, SENTINEL[self.layout.family]} for name in self.sets}
+        self.members |= {name: {HOST_POD, one.sentinel} for name, one in self.sets.items() if one.width == 8}
         self.contents = {
             one.name: dict(zip(one.keys, one.chains or [""] * len(one.keys), strict=True))
             for one in self.layout.contents
@@ -125,12 +128,18 @@ class Kernel:
                 return packet.protocol == number
             case nft.UdpPort(port):
                 return packet.port == port
-            case nft.CountAt(side, name):
-                ip = _end(packet, side)
-                found = ip in self.members[name]
-                self.counted.update([(self.sets[name].key, ip)] if found else [])
-                return found
+            case nft.CountAt() | nft.CountOf():
+                return self._count(part, packet)
         raise AssertionError(part)
+
+    def _count(self, part: nft.CountAt | nft.CountOf, packet: Packet) -> bool:
+        if isinstance(part, nft.CountAt):
+            ip = _end(packet, part.side)
+        else:
+            ip = packet.cgroups[part.level] if part.level < len(packet.cgroups) else b""
+        found = ip in self.members[part.name]
+        self.counted.update([(self.sets[part.name].key, ip)] if found else [])
+        return found
 
 
 def _end(packet: Packet, side: nft.Side) -> Address:
@@ -189,6 +198,32 @@ def test_an_outer_packet_is_tunnel_and_nothing_else() -> None:
         kernel.hook(OUTPUT, packet)
         kernel.hook(INPUT, Packet(FAR, NODE, protocol=packet.protocol, port=packet.port))
         assert kernel.counted == {(CounterKey(4, Scope.HOST, direction, TUNNEL), WHOLE): 1 for direction in (TX, RX)}
+
+
+def test_a_host_pods_packets_are_not_the_hosts() -> None:
+    """A socket below a known cgroup counts there, once and with the class of the peer; any other is the host's."""
+    plan = build(policy(CIDRS), LOCAL, OWN, MARKS, host_pods=(3, 2))
+    root, other = cgroup_key(1), cgroup_key(8)
+    for cgroups in ([root, root, HOST_POD], [root, root, root, HOST_POD, other]):
+        kernel = kernel_of(plan, 4)
+        kernel.hook(OUTPUT, Packet(NODE, FAR, cgroups=cgroups))
+        kernel.hook(INPUT, Packet(POD, NODE, cgroups=cgroups))
+        assert kernel.counted == {
+            (CounterKey(4, Scope.HOST_POD, TX, "internet"), HOST_POD): 1,
+            (CounterKey(4, Scope.HOST_POD, RX, "pod"), HOST_POD): 1,
+            (CounterKey(4, Scope.POD, TX, "node"), POD): 1,
+        }
+    for cgroups in ([], [root], [root, HOST_POD], [root, root, other, other]):
+        kernel = kernel_of(plan, 4)
+        kernel.hook(OUTPUT, Packet(NODE, FAR, cgroups=cgroups))
+        assert kernel.counted == {(CounterKey(4, Scope.HOST, TX, "internet"), WHOLE): 1}
+
+
+def test_a_tunnel_is_no_host_pods() -> None:
+    """Encapsulation stays with the host, also from a socket that a hostNetwork pod made."""
+    kernel = kernel_of(build(policy(CIDRS), LOCAL, OWN, MARKS, host_pods=(2,)), 4)
+    kernel.hook(OUTPUT, Packet(NODE, FAR, protocol=47, cgroups=[HOST_POD] * 3))
+    assert kernel.counted == {(CounterKey(4, Scope.HOST, TX, TUNNEL), WHOLE): 1}
 
 
 def test_other_datagrams_of_the_host_have_the_class_of_their_peer() -> None:

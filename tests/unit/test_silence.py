@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netacct.model import Address, CounterKey, Direction, Reading, Scope, Snapshot, pack
+from netacct.model import Address, CounterKey, Direction, Reading, Scope, Snapshot, cgroup_key, pack
 from netacct.silence import Silence
 
 A, B, PREFILLED = pack("192.0.2.1"), pack("192.0.2.2"), pack("10.0.0.1")
@@ -65,3 +65,12 @@ def test_a_set_that_could_not_be_read_proves_nothing() -> None:
     silence.look(reading(30, internet={A: 1}, storage={A: 1}), (), ())
     assert silence.silent_since(20) == []
     assert silence.silent_since(30) == [A]
+
+
+def test_cgroups_of_host_pods_are_looked_at_like_addresses() -> None:
+    """A cgroup without a lease whose counters stand still may lose them."""
+    silence, cgroup = Silence(), cgroup_key(7)
+    for at in (10, 20):
+        key = CounterKey(6, Scope.HOST_POD, Direction.TRANSMIT, "internet")
+        silence.look(Snapshot(at, (Reading(key, 1, {cgroup: (5, 1)}),)), (), ())
+    assert silence.silent_since(10) == [cgroup]

@@ -32,6 +32,7 @@ from netacct.model import (
     Reading,
     Scope,
     Snapshot,
+    cgroup_key,
     pack,
 )
 
@@ -52,6 +53,7 @@ def snapshot(at: float, total: int) -> Snapshot:
             Reading(CounterKey(6, Scope.POD, Direction.TRANSMIT, "pod"), 9, {pack("fd00::1"): (2**64 - 1, 5)}),
             Reading(CounterKey(4, Scope.HOST, Direction.TRANSMIT, "tunnel"), 3, {WHOLE: (total, 1)}),
             Reading(CounterKey(4, Scope.REST, Direction.TRANSMIT, "node"), 0, {}),
+            Reading(CounterKey(6, Scope.HOST_POD, Direction.RECEIVE, "node"), 4, {cgroup_key(2**40 + 7): (70, 1)}),
         ),
     )
 
