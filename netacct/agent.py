@@ -18,7 +18,7 @@ from netacct.auditing import Auditing, Links
 from netacct.books import Books
 from netacct.config import Config
 from netacct.counting import Counting
-from netacct.desired import require_enabled
+from netacct.desired import host_pod_levels, require_enabled
 from netacct.errors import NetacctError
 from netacct.export.native import View
 from netacct.identity import ranges
@@ -28,7 +28,7 @@ from netacct.kernel import plan as planning
 from netacct.kernel.base import Datapath
 from netacct.log import get
 from netacct.marking import Marking
-from netacct.model import Address, Network
+from netacct.model import Address, Network, is_cgroup
 from netacct.moving import FindOther, no_other
 from netacct.policy import Policy
 from netacct.rivals import Rivals, all_differences
@@ -317,11 +317,12 @@ class Agent:
 
     def _build(self, leaving: Collection[Address] = ()) -> planning.Plan:
         """The plan of now: the local ranges, joined by each address that has a lease or may still have bytes."""
-        leases = self._books.leases.open_leases()
-        wanted = {lease.ip for lease in leases} | {change.lease.ip for change in self._books.pending()}
-        wanted |= self._silence.addresses - set(leaving)
-        local = ranges.join((*self._config.local_ranges, *self._found), wanted - self._own)
-        return planning.build(self._policy, local, self._own, self._marking.table(self._policy))
+        leases = (*self._books.leases.open_leases(), *(change.lease for change in self._books.pending()))
+        wanted = {lease.ip for lease in leases} | (self._silence.addresses - set(leaving))
+        wanted = {ip for ip in wanted if not is_cgroup(ip)} - self._own
+        levels = host_pod_levels(self._config, (lease.sandbox for lease in leases if is_cgroup(lease.ip)))
+        local = ranges.join((*self._config.local_ranges, *self._found), wanted)
+        return planning.build(self._policy, local, self._own, self._marking.table(self._policy), host_pods=levels)
 
     def _replan(self, leaving: Collection[Address] = ()) -> None:
         if self.paused:

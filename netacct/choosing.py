@@ -8,7 +8,7 @@ from functools import partial
 from netacct.config import Config
 from netacct.errors import DatapathError, MissingFeatureError
 from netacct.kernel import detect, detect_look
-from netacct.kernel.detect import IPTABLES, OTHER, Choice, Facts
+from netacct.kernel.detect import IPTABLES, NFTABLES, OTHER, Choice, Facts
 from netacct.log import get
 from netacct.moving import FindOther, OpenDatapath
 
@@ -19,7 +19,7 @@ def choose(config: Config) -> tuple[Choice, OpenDatapath]:
     Errors: DatapathError where rules would see little on this node, and `auto` was to decide that; MissingFeatureError
     where a datapath cannot be had; PermissionRefusedError.
     """
-    choice, datapath = open_suitable(config.datapath, detect_look.look())
+    choice, datapath = open_suitable(asked(config), detect_look.look())
     if config.enabled:  # else rules are only taken away
         try:
             detect.require_sight(config.datapath, choice)
@@ -27,6 +27,11 @@ def choose(config: Config) -> tuple[Choice, OpenDatapath]:
             datapath.close()
             raise
     return choice, datapath
+
+
+def asked(config: Config) -> str:
+    """The datapath that a configuration names, or needs: hostNetwork pods can be told apart by nftables only."""
+    return NFTABLES if config.host_pods == "cgroup" else config.datapath
 
 
 def open_suitable(configured: str, facts: Facts) -> tuple[Choice, OpenDatapath]:

@@ -110,6 +110,7 @@ class Config:
     enabled: bool
     policy: str
     datapath: str
+    host_pods: str
     local_ranges: tuple[Network, ...]
     ranges: Ranges
     marks: Marks
@@ -173,6 +174,8 @@ def examine(
     if is_path(values["policy"]) and "policy" in nodes:
         path = Path(nodes["policy"].file).parent / values["policy"]
         values["policy"] = os.path.abspath(path)  # noqa: PTH100 -- resolve() would follow links
+    if (values["host_pods"], values["datapath"]) == ("cgroup", "iptables"):
+        errors.append(nodes["host_pods"].error("iptables cannot tell hostNetwork pods apart", "datapath: nftables"))
     errors.sort(key=lambda error: (error.line or 0, error.key))
     return _build(values, origins), errors
 

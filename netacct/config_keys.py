@@ -179,6 +179,7 @@ KEYS: dict[str, Key] = {
     "enabled": Key(True, Node.boolean),
     "policy": Key("default", _text(_policy, "the name of a shipped policy, or a path")),
     "datapath": Key("auto", _one_of("auto", "iptables", "nftables")),
+    "host_pods": Key("off", _one_of("off", "cgroup")),
     "local_ranges": Key((), _distinct(_local_range)),
     "ranges.providers": Key(("cni",), _auto_or_list(("cni",), "cni", later=_LATER_PROVIDERS)),
     "ranges.cni.directories": Key(cni_cache.CONFIGURATION, _auto_or(cni_cache.CONFIGURATION, _distinct(_PATH))),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from netacct import marking, policy_file, sources
 from netacct.config import Config
 from netacct.errors import NetacctError
-from netacct.identity import ranges
+from netacct.identity import host_pods, ranges
 from netacct.kernel import plan as planning
-from netacct.model import Address, Network, Observation
+from netacct.model import Address, Network, Observation, is_cgroup
 
 
 def observations(config: Config) -> tuple[Observation, ...]:
@@ -28,12 +30,19 @@ def plan(config: Config) -> tuple[planning.Plan, str]:
     policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
     decision = marking.decide(config, policy)
     own = ranges.own_addresses()
-    made = planning.build(policy, _joined(config, own), own, policy.marks if decision.enabled else None)
+    marks = policy.marks if decision.enabled else None
+    levels = host_pod_levels(config, (seen.sandbox for seen in observations(config) if is_cgroup(seen.ip)))
+    made = planning.build(policy, _joined(config, own), own, marks, host_pods=levels)
     return made, "" if decision.looked else decision.reason
 
 
+def host_pod_levels(config: Config, cgroups: Iterable[str]) -> set[int]:
+    """Where in the cgroup tree hostNetwork pods are told apart: where kubelets have them, and where these are."""
+    return {*host_pods.LEVELS, *map(host_pods.level, cgroups)} if config.host_pods == "cgroup" else set()
+
+
 def _joined(config: Config, own: frozenset[Address]) -> tuple[Network, ...]:
-    addresses = {seen.ip for seen in observations(config) if seen.present}
+    addresses = {seen.ip for seen in observations(config) if seen.present and not is_cgroup(seen.ip)}
     return ranges.join(sources.local_ranges(config), addresses - own)
 
 

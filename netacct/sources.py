@@ -8,15 +8,16 @@ from pathlib import Path
 
 from netacct import clock, yamlfile
 from netacct.config import Config
-from netacct.identity import cni_cache, pods_file, ranges_cni, veth
+from netacct.identity import cni_cache, host_pods, pods_file, ranges_cni, veth
 from netacct.identity.cni import CniSource
 from netacct.identity.file import FileSource
+from netacct.identity.host_pods import HostPods, addresses_only
 from netacct.identity.ranges_cni import CniRanges
 from netacct.identity.source import Health, Replace, Source, SourceEvent
 from netacct.identity.veth import VethSource
 from netacct.model import Network, Observation
 
-NAMES = (pods_file.SOURCE, cni_cache.SOURCE, veth.SOURCE)
+NAMES = (pods_file.SOURCE, cni_cache.SOURCE, veth.SOURCE, host_pods.SOURCE)
 """Every source of this version."""
 
 
@@ -39,6 +40,7 @@ class Sources:
         self._put = put
         self._names = config.identity.sources
         self._veth = VethSource() if veth.SOURCE in self._names else None
+        self._host_pods = HostPods() if config.host_pods == "cgroup" else None
         makers: dict[str, Callable[[], Source]] = {
             pods_file.SOURCE: lambda: FileSource(config.identity.file.path),
             cni_cache.SOURCE: lambda: CniSource(config.identity.cni.directories),
@@ -46,6 +48,9 @@ class Sources:
         self._sources = [makers[name]() for name in self._names if name in makers]
         if self._veth:
             self._sources.append(self._veth)  # the last, because it speaks of what the others say
+        if self._host_pods:
+            self._sources.append(self._host_pods)  # for the same reason
+            self._names = (*self._names, host_pods.SOURCE)
         asked = ranges_cni.PROVIDER in config.ranges.providers
         self._ranges = CniRanges(config.ranges.cni.directories) if asked else None
 
@@ -58,7 +63,7 @@ class Sources:
             if name not in self._names:
                 self._put(Replace(name, (), clock.now()))
         for source in self._sources:
-            source.start(self._put if source is self._veth else self._hear)
+            source.start(self._put if source in (self._veth, self._host_pods) else self._hear)
         return self._ranges.start(lambda found: self._put(FoundRanges(found))) if self._ranges else ()
 
     def stop(self) -> None:
@@ -73,14 +78,17 @@ class Sources:
         return {source.name: source.healthy() for source in self._sources}
 
     def _hear(self, event: SourceEvent) -> None:
-        self._put(event)
+        about_addresses = addresses_only(event)
+        self._put(about_addresses)
         if self._veth:
-            self._veth.learn(event)
+            self._veth.learn(about_addresses)
+        if self._host_pods:
+            self._host_pods.learn(event)
 
 
-def once(config: Config) -> list[Replace]:
+def once(config: Config) -> list[SourceEvent]:
     """What the sources that read files say now, without following them. Raises ConfigError for the pods file."""
-    events: list[Replace] = []
+    events: list[SourceEvent] = []
     path = config.identity.file.path
     if pods_file.SOURCE in config.identity.sources:
         seen: tuple[Observation, ...] = ()
@@ -89,7 +97,8 @@ def once(config: Config) -> list[Replace]:
         events.append(Replace(pods_file.SOURCE, seen, clock.now()))
     if cni_cache.SOURCE in config.identity.sources:
         events.append(Replace(cni_cache.SOURCE, CniSource(config.identity.cni.directories).read(), clock.now()))
-    return events
+    said = [HostPods().once(events)] if config.host_pods == "cgroup" else []
+    return [*map(addresses_only, events), *said]
 
 
 def local_ranges(config: Config) -> tuple[Network, ...]:

@@ -12,6 +12,7 @@ from netacct import clock, config, yamlfile
 from netacct.cli import common, flags, output
 from netacct.errors import EX_CONFIG, ConfigError
 from netacct.identity import pods_file
+from netacct.model import WHOLE
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ def _pods(effective: config.Config) -> dict[str, Any] | None:
         return {"file": path, "pods": 0, "addresses": 0, "note": "missing, which is an empty list"}
     observations = pods_file.parse(yamlfile.read(path), path, clock.now())
     present = [observation for observation in observations if observation.present]
-    return {"file": path, "pods": len({o.pod.uid for o in present}), "addresses": len(present)}
+    return {"file": path, "pods": len({o.pod.uid for o in present}), "addresses": sum(o.ip != WHOLE for o in present)}
 
 
 def _attempt(work: Callable[[], T], errors: list[ConfigError]) -> T | None:

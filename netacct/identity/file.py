@@ -15,7 +15,7 @@ from netacct.errors import ConfigError
 from netacct.following import Follower, Pace, entries
 from netacct.identity import pods_file
 from netacct.identity.source import Health, Replace, SourceEvent
-from netacct.model import Observation
+from netacct.model import WHOLE, Observation
 
 DEBOUNCE = 0.02
 """Seconds between the first sign of a change and the reading: a rename-over is two or three events."""
@@ -114,4 +114,4 @@ class FileSource:
 
 
 def _owned(observations: tuple[Observation, ...]) -> int:
-    return sum(observation.present for observation in observations)
+    return sum(observation.present and observation.ip != WHOLE for observation in observations)

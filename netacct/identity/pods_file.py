@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from netacct import yamlfile
-from netacct.model import UNBOUNDED, Address, Network, Observation, Pod, unpack
+from netacct.model import UNBOUNDED, WHOLE, Address, Network, Observation, Pod, unpack
 from netacct.policy import local_range_fault
 from netacct.yamlfile import Node
 
@@ -27,6 +27,7 @@ FINISHED = ("Succeeded", "Failed")
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_CGROUP_UID = re.compile(r"[0-9a-f][0-9a-f-]{0,252}")
 _TOKEN = re.compile(r"[!-~]{1,253}")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{0,253}")
 
@@ -60,12 +61,15 @@ class _Reader:
         self._total = 0
 
     def entry(self, node: Node) -> Iterator[Observation]:
-        fields = node.mapping(("namespace", "name", "uid", "ips", "phase", "labels", "owner"))
+        fields = node.mapping(("namespace", "name", "uid", "ips", "phase", "labels", "owner", "hostNetwork"))
         phase = fields["phase"].choice(PHASES) if "phase" in fields else "Running"
         pod = _pod(node)
         present = phase not in FINISHED
         if present:
             self._claim_names(pod, node)
+        if "hostNetwork" in fields and fields["hostNetwork"].boolean():
+            _check_host_pod(node)
+            yield Observation(SOURCE, WHOLE, pod, "", UNBOUNDED, self._seen_at, present)
         for item in fields["ips"].sequence() if "ips" in fields else ():
             for ip in self._addresses(item):
                 if present:
@@ -119,6 +123,15 @@ def _pod(node: Node) -> Pod:
             sorted((key, _matching(value, _TEXT, "one line of up to 253 characters")) for key, value in labels.items())
         ),
     )
+
+
+def _check_host_pod(node: Node) -> None:
+    fields = node.mapping()
+    if "ips" in fields:
+        raise fields["ips"].error("a hostNetwork pod has no address of its own", "hostNetwork without ips")
+    if "uid" not in fields:
+        raise node.error("has no uid", "with hostNetwork, the uid in the name of the pod's cgroup")
+    _matching(fields["uid"], _CGROUP_UID, "with hostNetwork, the uid in the name of the pod's cgroup: 0-9, a-f, '-'")
 
 
 def _required(node: Node, key: str, pattern: re.Pattern[str], allowed: str) -> str:

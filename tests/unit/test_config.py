@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from netacct import config
+from netacct import choosing, config
 from netacct.config import Config, effective, examine, load
 from netacct.config_keys import Listen, listen_address, telemetry_path
 from netacct.errors import EX_CONFIG, ConfigError
@@ -196,3 +196,12 @@ def test_bad_telemetry_paths(text: str) -> None:
     """A path that no URL has, or that health and the front page need, is refused."""
     with pytest.raises(ValueError, match=r".*"):
         telemetry_path(text)
+
+
+@pytest.mark.parametrize(("datapath", "asked"), [("auto", "nftables"), ("nftables", "nftables")])
+def test_host_pods_need_nftables(tmp_path: Path, datapath: str, asked: str) -> None:
+    """Where hostNetwork pods shall be told apart, nftables is what counts, unless iptables is named: an error."""
+    path = _write(tmp_path / "netacct.yaml", f"datapath: {datapath}\nhost_pods: cgroup\n")
+    assert choosing.asked(load(path)) == asked
+    with pytest.raises(ConfigError, match=r"netacct.yaml:2: host_pods: iptables cannot tell hostNetwork pods apart"):
+        load(_write(tmp_path / "netacct.yaml", "datapath: iptables\nhost_pods: cgroup\n"))

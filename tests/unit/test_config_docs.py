@@ -64,7 +64,7 @@ def test_the_documented_pods_file_is_valid() -> None:
     """The example of a pods file is read, with the addresses that it shows."""
     text = CONFIGURATION.split("```yaml\n")[2].split("```")[0]
     observations = pods_file.parse(text.encode(), "docs", 0.0)
-    assert len(observations) == 2 + 16
+    assert len(observations) == 2 + 16 + 1
     assert f"up to {pods_file.CIDR_LIMIT} addresses" in CONFIGURATION
     assert f"{pods_file.TOTAL_LIMIT} in the whole file" in CONFIGURATION
     assert f"up to {yamlfile.SIZE_LIMIT >> 20} MiB" in CONFIGURATION

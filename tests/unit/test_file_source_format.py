@@ -143,3 +143,33 @@ def test_four_thousand_entries_are_read_in_about_a_second() -> None:
     begin = time.process_time()
     assert len(read("pods:\n" + entries)) == 4096
     assert time.process_time() - begin < 5
+
+
+def test_a_host_network_pod_has_no_address() -> None:
+    """An entry with hostNetwork is one observation, which says that the pod has the node's own addresses."""
+    found = read(
+        "pods:\n"
+        "- {namespace: a, name: x, uid: 3f0c-1, hostNetwork: true}\n"
+        "- {namespace: a, name: y, uid: 3f0c-2, hostNetwork: true, phase: Succeeded}\n"
+        "- {namespace: a, name: z, uid: 3f0c-3, hostNetwork: false, ips: [10.0.0.1]}\n"
+    )
+    assert [(o.pod.name, o.ip, o.present) for o in found] == [
+        ("x", b"", True),
+        ("y", b"", False),
+        ("z", pack("10.0.0.1"), True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{namespace: a, name: x, uid: 3f0c, hostNetwork: true, ips: [10.0.0.1]}", "no address of its own"),
+        ("{namespace: a, name: x, hostNetwork: true}", "has no uid"),
+        ("{namespace: a, name: x, uid: tenant-1, hostNetwork: true}", "not a valid value"),
+        ("{namespace: a, name: x, uid: 3f0c, hostNetwork: maybe}", "not a boolean"),
+    ],
+)
+def test_a_host_network_pod_is_found_by_its_uid_alone(entry: str, message: str) -> None:
+    """With hostNetwork, an entry needs the uid that the kubelet puts into the cgroup's name, and no addresses."""
+    with pytest.raises(ConfigError, match=message):
+        read(f"pods:\n- {entry}\n")
