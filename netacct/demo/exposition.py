@@ -40,6 +40,11 @@ def pods(page: str) -> set[tuple[str, str]]:
     }
 
 
+def datapath(page: str) -> str:
+    """What the page says that counts; "" where it does not say."""
+    return next((labels["datapath"] for name, labels, _ in samples(page) if name == "netacct_build_info"), "")
+
+
 def _name(level: str, labels: dict[str, str]) -> str:
     if level == "workload":
         return f"{labels['workload_kind']}/{labels['workload']}"

@@ -48,13 +48,22 @@ class Agent:
         """Where the agent's own output goes."""
         return self._folder / "agent.log"
 
+    @property
+    def config(self) -> Path:
+        """The agent's configuration."""
+        return self._folder / "netacct.yaml"
+
+    def counts_by(self) -> str:
+        """The datapath that `auto` became: `iptables` or `nftables`. Asks the agent; raises OSError as it is gone."""
+        return exposition.datapath(self._get("/metrics"))
+
     def start(self, pods: Collection[str]) -> None:
         """Write the files, start the agent and wait until it serves. Raises DemoError with the end of its log."""
         config = files.config(self._folder, self._datapath, cni=self._cni)
-        self._folder.joinpath("netacct.yaml").write_text(config, encoding="ascii")
+        self.config.write_text(config, encoding="ascii")
         self._folder.joinpath("policy.yaml").write_text(files.policy(), encoding="ascii")
         self._write_pods(pods)
-        command = [sys.executable, "-m", "netacct", "run", f"--config.file={self._folder}/netacct.yaml"]
+        command = [sys.executable, "-m", "netacct", "run", f"--config.file={self.config}"]
         # pdeathsig: when this process is killed, nobody else would stop the agent
         guard = ["setpriv", "--pdeathsig", "TERM", "--"]
         with self._node.entered(), self.log.open("wb") as log:

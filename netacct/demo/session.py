@@ -39,6 +39,12 @@ POD_MAKERS = ("auto", "cni", "veth")
 _PREFIX = "netacct-demo-"
 _OWN_USER_NAMESPACE = "NETACCT_DEMO_USER_NAMESPACE"
 """Set in the environment by `become_root` for the process that it starts."""
+_LOOK_INTO_KERNEL = {
+    "iptables": ("iptables-legacy-save -t mangle", "ipset list -terse"),
+    "nftables": ("nft -t list table ip netacct", "nft -t list table ip6 netacct"),
+}
+"""Commands that show what counts, without a line for each address, by datapath."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -143,11 +149,14 @@ def look_around(topology: Topology, agent: Agent) -> str:
     )
     node = f"nsenter {user}--net={topology.spaces['node'].path}"
     pod = f"nsenter {user}--net={topology.spaces['train-0'].path}"
+    netacct = f"{node} {sys.executable} -m netacct"
+    kernel = "".join(f"  {node} {command}\n" for command in _LOOK_INTO_KERNEL[agent.counts_by()])
     return (
         f"It keeps running, with a little traffic each second, until Ctrl-C. In another terminal, as the same user:\n"
         f"  {node} curl -s http://127.0.0.1:{PORT}/metrics | grep ^netacct_pod\n"
-        f"  {node} iptables-legacy-save -t mangle\n"
-        f"  {node} ipset list -terse\n"
+        f"  {netacct} pods --config.file {agent.config}\n"
+        f"  {netacct} rules diff --config.file {agent.config}\n"
+        f"{kernel}"
         f"  {pod} ip addr                 # inside the pod team-a/train-0\n"
         f"  ls {agent.log.parent}         # configuration, policy, pods, state, the agent's log\n"
     )

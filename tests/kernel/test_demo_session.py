@@ -125,19 +125,28 @@ def test_killed_demo_takes_its_agent_along(temporary: Path) -> None:
     following.communicate(timeout=60)
 
 
-def test_keep_goes_on_until_it_is_told_to_stop(temporary: Path) -> None:
+@pytest.mark.parametrize(
+    ("datapath", "words"), [("iptables", "iptables-legacy-save"), ("nftables", "list table ip netacct")]
+)
+def test_keep_goes_on_until_it_is_told_to_stop(temporary: Path, datapath: str, words: str) -> None:
     """With --keep the result is printed, then commands to look around that work, and Ctrl-C ends it in order."""
-    demo = start(temporary, "--keep", "-o", "json")
+    demo = start(temporary, "--keep", "-o", "json", f"--datapath={datapath}")
     assert demo.stderr is not None
     hints = []
     for line in demo.stderr:
         hints.append(line)
         if "agent's log" in line:
             break
-    rules = next(line.strip() for line in hints if "iptables-legacy-save" in line)
-    shown = subprocess.run(rules.split(), capture_output=True, text=True, check=True).stdout
+    kernel, rules, pods = (
+        subprocess.run(line.split(), capture_output=True, text=True, check=True).stdout
+        for wanted in (words, "rules diff", " pods ")
+        for line in hints
+        if wanted in line and "nsenter" in line
+    )
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=60)
     assert demo.returncode == 0, out + err
-    assert "NETACCT" in shown
+    assert "netacct" in kernel.lower()
+    assert rules == ""
+    assert "train-0" in pods
     assert json.loads(out)["exact"] is True
