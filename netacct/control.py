@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from netacct.errors import NetacctError, PermissionRefusedError, StoreError
 
@@ -29,6 +29,9 @@ REQUEST_LIMIT = 1 << 16
 ANSWER_LIMIT = 1 << 26
 REQUEST_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 60.0
+
+File: TypeAlias = tuple[int, int]
+"""A file by device and inode."""
 
 
 class NoAgentError(NetacctError):
@@ -50,32 +53,49 @@ class ControlServer:
     def __init__(self, state_dir: Path, submit: Callable[[Command], None]) -> None:
         self._path = state_dir / SOCKET
         self._submit = submit
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+        self._socket: socket.socket
+        self._thread: threading.Thread
+        self._file: File | None = None
 
     def start(self) -> None:
         """Bind and listen. Errors: StoreError where the socket cannot be made."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._path.unlink(missing_ok=True)  # the lock is ours, so whoever made it is gone
             self._socket.bind(str(self._path))
             self._path.chmod(0o600)
             self._socket.listen(8)
+            self._file = _file_at(self._path)
         except OSError as error:
+            self._socket.close()
             raise StoreError(f"{self._path}: cannot listen: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._serve, args=(self._socket,), name="control", daemon=True)
         self._thread.start()
+
+    def renew(self) -> bool:
+        """Listen anew where the socket's file is not ours any more; whether that was so. Errors: StoreError."""
+        if _file_at(self._path) == self._file:
+            return False
+        self._end()
+        self.start()
+        return True
 
     def stop(self) -> None:
         """Stop listening and remove the socket."""
+        if _file_at(self._path) == self._file:
+            self._path.unlink(missing_ok=True)
+        self._end()
+
+    def _end(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._path.unlink(missing_ok=True)
         self._thread.join(timeout=1)
 
-    def _serve(self) -> None:
+    def _serve(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self._socket.accept()
+                connection, _ = listener.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
                     threading.Event().wait(0.1)
@@ -129,29 +149,63 @@ def ask(state_dir: Path, command: str, *, patience: float = ANSWER_TIMEOUT + REQ
     return answer["result"]
 
 
-@contextlib.contextmanager
-def sole_writer(state_dir: Path) -> Iterator[None]:
-    """Hold the writer's lock for the length of a `with` block, making the state directory where it is missing.
+class WriterLock:
+    """The writer's lock, held from the start until `close`. Makes the state directory where it is missing.
 
     Errors: NetacctError where an agent or another command holds it; PermissionRefusedError; StoreError.
     """
-    path = state_dir / LOCK
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / LOCK
+        self._descriptor = self._take()
+
+    def renew(self) -> bool:
+        """Take the lock anew where its file is not ours any more; whether that was so. Errors as above."""
+        if _file_at(self._path) == _identity(os.fstat(self._descriptor)):
+            return False
+        was, self._descriptor = self._descriptor, self._take()
+        os.close(was)
+        return True
+
+    def close(self) -> None:
+        """Let others write."""
+        os.close(self._descriptor)
+
+    def _take(self) -> int:
+        path = self._path
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except PermissionError as error:
+            raise PermissionRefusedError(f"{path}: {error.strerror} (netacct must be root)") from error
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            message = f"{path} is held: an agent (or another netacct command that writes) is running"
+            raise NetacctError(message) from error
+        return descriptor
+
+
+@contextlib.contextmanager
+def sole_writer(state_dir: Path) -> Iterator[WriterLock]:
+    """Hold the writer's lock for the length of a `with` block. Errors: as for `WriterLock`."""
+    with contextlib.closing(WriterLock(state_dir)) as lock:
+        yield lock
+
+
+def _file_at(path: Path) -> File | None:
+    """Which file is at a path; None where there is none."""
     try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except PermissionError as error:
-        raise PermissionRefusedError(f"{path}: {error.strerror} (netacct must be root)") from error
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise NetacctError(f"{path} is held: an agent (or another netacct command that writes) is running") from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+        return _identity(path.stat())
+    except OSError:
+        return None
+
+
+def _identity(found: os.stat_result) -> File:
+    return found.st_dev, found.st_ino
 
 
 def _encode(value: Any) -> bytes:

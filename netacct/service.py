@@ -24,13 +24,14 @@ import netacct
 from netacct import choosing, clock, log, policy_file
 from netacct.agent import Agent
 from netacct.config import DEFAULT_PATH, Config
-from netacct.control import Command, ControlServer, sole_writer
+from netacct.control import Command, ControlServer, WriterLock, sole_writer
 from netacct.errors import NetacctError, UsageError
 from netacct.export.endpoints import MetricsEndpoint, routes
 from netacct.export.listen import ListenAddress
 from netacct.export.native import View, registries
 from netacct.export.pages import landing
 from netacct.export.server import Server
+from netacct.holding import Holding
 from netacct.identity.ranges import OwnAddresses
 from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.kernel import rdma
@@ -110,13 +111,14 @@ class Service:
         self._not_before = 0.0
         self._repeats = Repeats(TROUBLE_SECONDS)
         self._agent: Agent
+        self._holding: Holding | None = None
         self._datapath: OpenDatapath
         self._log = log.get()
 
     def run(self) -> int:
         """The life of the process; returns the exit code. Raises NetacctError where it cannot start."""
         log.configure(self._config.log.level, self._config.log.format)
-        with sole_writer(Path(self._config.state_dir)), self._signals():
+        with sole_writer(Path(self._config.state_dir)) as lock, self._signals():
             begin = time.monotonic()
             self._log.info("starting", version=netacct.__version__, pid=os.getpid(), policy=self._config.policy)
             self._notifier.status("reading the store and installing rules")
@@ -127,7 +129,7 @@ class Service:
             if lists.stale:
                 self._agent.reload_failed()
             with contextlib.ExitStack() as stack:
-                self._start(stack)
+                self._start(stack, lock)
                 self._log.info("ready", start_seconds=round(time.monotonic() - begin, 3), status=self._agent.status())
                 self._notifier.ready(self._agent.status())
                 self._loop()
@@ -136,7 +138,7 @@ class Service:
             self._log.info("stopped; rules stay and go on counting" if not self._agent.paused else "stopped")
         return 0
 
-    def _start(self, stack: contextlib.ExitStack) -> None:
+    def _start(self, stack: contextlib.ExitStack, lock: WriterLock) -> None:
         """Start everything and leave with `stack` how to stop it. A port that is taken is found before rules change."""
         server = self._server()
         server.start()
@@ -154,6 +156,7 @@ class Service:
         control = ControlServer(Path(self._config.state_dir), self._queue.put)
         control.start()
         stack.callback(control.stop)
+        self._holding = Holding(lock, control)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -206,7 +209,7 @@ class Service:
         web = self._config.web
         metrics = MetricsEndpoint(registries(self._view, self._warn, rdma.read))
         page = landing(netacct.__version__, web.telemetry_path)
-        paths = routes(metrics, self._not_live, self._agent.not_ready, page, web.telemetry_path)
+        paths = routes(metrics, self._not_live, self._not_ready, page, web.telemetry_path)
         return Server([ListenAddress(*address) for address in web.listen_address], paths, self._warn)
 
     def _warn(self, event: str, /, **fields: object) -> None:
@@ -232,6 +235,9 @@ class Service:
         age = clock.now() - self._round
         return [f"the worker has not come round for {age:.0f} s"] if age > LIVE_SECONDS else []
 
+    def _not_ready(self) -> list[str]:
+        return [*self._agent.not_ready(), *(self._holding.troubles if self._holding else ())]
+
     def _loop(self) -> None:
         status = ""
         while not self._stopping:
@@ -246,6 +252,8 @@ class Service:
                 self._survive(type(message).__name__, partial(self._handle, message))
             if self._due() <= clock.now():
                 self._survive("tick", self._agent.tick)
+            if self._holding and self._holding.due <= clock.now():
+                self._survive("looking after lock and socket", self._holding.look)
 
     def _due(self) -> float:
         return max(self._agent.due(), self._not_before)

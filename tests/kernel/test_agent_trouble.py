@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,3 +100,16 @@ def test_without_a_state_directory_nothing_starts(lab: AgentLab) -> None:
         done = lab.command(*command.split())
         assert done.returncode == 1
         assert "agent.lock: Not a directory" in done.stderr
+
+
+def test_a_state_directory_that_somebody_removed_comes_back(lab: AgentLab) -> None:
+    """An agent whose files in /run were removed makes lock and socket anew, says so, and stays the only one."""
+    lab.start()
+    shutil.rmtree(lab.folder / "state")
+    until(lambda: lab.command("pods").returncode == 0)
+    second = lab.command("run")
+
+    assert (second.returncode, "is held" in second.stderr) == (1, True)
+    assert "removed the agent's lock or socket, made anew" in lab.log
+    octets = datagrams(lab.node)
+    _shows(lab, octets)

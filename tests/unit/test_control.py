@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from netacct.control import SOCKET, Command, ControlServer, NoAgentError, ask, sole_writer
+from netacct.control import LOCK, SOCKET, Command, ControlServer, NoAgentError, WriterLock, ask, sole_writer
 from netacct.errors import ConfigError, NetacctError
+from netacct.holding import Holding
 
 
 @contextmanager
@@ -98,3 +100,28 @@ def test_only_one_writer_at_a_time(tmp_path: Path) -> None:
         pass
     with sole_writer(state_dir):
         assert state_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_lock_and_socket_come_back_where_somebody_removed_them(tmp_path: Path) -> None:
+    """A cleared state directory gets lock and socket again; while another process has the lock, that is a trouble."""
+    state_dir = tmp_path / "state"
+    with sole_writer(state_dir) as lock:
+        server = ControlServer(state_dir, lambda command: command.reply.put(command.name))
+        server.start()
+        holding = Holding(lock, server)
+        shutil.rmtree(state_dir)
+        with closing(WriterLock(state_dir)):
+            holding.look()
+            assert holding.troubles == [
+                f"{state_dir / LOCK} is held: an agent (or another netacct command that writes) is running"
+            ]
+        holding.look()
+        assert holding.troubles == []
+        assert ask(state_dir, "ping") == "ping"
+        with pytest.raises(NetacctError, match="is running"):
+            WriterLock(state_dir)
+        before = (state_dir / SOCKET).stat().st_ino
+        holding.look()
+        assert (state_dir / SOCKET).stat().st_ino == before
+        server.stop()
+    assert not (state_dir / SOCKET).exists()
