@@ -25,6 +25,7 @@ _ATTRIBUTE = struct.Struct("=HH")  # nlattr: length, type
 _TYPE_MASK = 0x3FFF  # NLA_TYPE_MASK: without the flags for nested and byte-ordered attributes
 
 _RECEIVE = 1 << 16
+_DUMP_TRIES = 5
 
 
 class Message(NamedTuple):
@@ -103,6 +104,15 @@ def dump(channel: socket.socket, request: int, body: bytes) -> tuple[Message, ..
                 code = -int.from_bytes(message.body[:4], sys.byteorder, signed=True)
                 raise OSError(code, os.strerror(code))
             found.append(message)
+
+
+def dump_whole(channel: socket.socket, request: int, body: bytes) -> tuple[Message, ...]:
+    """As `dump`, but asked anew where it may have missed some. Raises OSError, also where that never ends."""
+    for _ in range(_DUMP_TRIES):
+        found = dump(channel, request, body)
+        if found is not None:
+            return found
+    raise OSError(errno.EINTR, f"they changed during each of {_DUMP_TRIES} dumps")
 
 
 def attributes(body: bytes, offset: int) -> dict[int, bytes]:

@@ -17,6 +17,7 @@ from netacct import log, rtnetlink
 from netacct.errors import NetacctError
 from netacct.model import Address, Network
 from netacct.policy import countable_own, sort_key
+from netacct.rtnetlink import Message
 from netacct.sleeper import Sleeper, Why
 
 DEBOUNCE = 0.02
@@ -34,7 +35,8 @@ _IFADDRMSG = struct.Struct("=BBBBI")  # family, prefixlen, flags, scope, index
 _IFA_ADDRESS = 1
 _IFA_LOCAL = 2
 
-_DUMP_TRIES = 5
+_ALL = (_RTM_GETADDR, _IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
+"""A request for the addresses of both families."""
 
 
 def own_addresses() -> frozenset[Address]:
@@ -44,13 +46,9 @@ def own_addresses() -> frozenset[Address]:
     """
     try:
         with rtnetlink.connect() as channel:
-            for _ in range(_DUMP_TRIES):
-                found = _dump(channel)
-                if found is not None:
-                    return found
+            return _addresses(rtnetlink.dump_whole(channel, *_ALL))
     except OSError as error:
         raise NetacctError(f"cannot list the node's addresses: {error.strerror or error}") from error
-    raise NetacctError(f"cannot list the node's addresses: they changed during each of {_DUMP_TRIES} dumps")
 
 
 def join(ranges: Iterable[Network], addresses: Iterable[Address]) -> tuple[Network, ...]:
@@ -108,21 +106,19 @@ class OwnAddresses:
                     time.sleep(DEBOUNCE)
                     rtnetlink.discard(events)
                 try:
-                    found = _dump(requests)
+                    messages = rtnetlink.dump(requests, *_ALL)
                 except OSError as error:
                     self._log.warning("cannot list the node's addresses, trying again", error=str(error))
                     continue
-                # An interrupted dump (None) means a change during it, whose message waits in `events`.
-                if found is not None and found != self._current:
+                if messages is None:
+                    continue  # a change meanwhile, whose message waits in `events`
+                found = _addresses(messages)
+                if found != self._current:
                     self._current = found
                     changed(found)
 
 
-def _dump(channel: socket.socket) -> frozenset[Address] | None:
-    """All addresses of both families; None where they changed meanwhile and the dump may have missed some."""
-    messages = rtnetlink.dump(channel, _RTM_GETADDR, _IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
-    if messages is None:
-        return None
+def _addresses(messages: Iterable[Message]) -> frozenset[Address]:
     found = (_local(message.body) for message in messages if message.kind == _RTM_NEWADDR)
     return countable_own(ip for ip in found if ip is not None)
 

@@ -13,7 +13,6 @@ have now. The route is there before the CNI's ADD returns, and away before its D
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
 import socket
@@ -34,8 +33,6 @@ SOURCE = "veth"
 
 POLL = 300.0
 """Seconds between full dumps when nothing was signalled."""
-
-_DUMP_TRIES = 5
 
 # linux/rtnetlink.h, linux/if_link.h, linux/if.h
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
@@ -234,12 +231,6 @@ def _dump(requests: socket.socket) -> Routes:
     )
     routes = Routes()
     for kind, body in questions:
-        for _ in range(_DUMP_TRIES):
-            messages = rtnetlink.dump(requests, kind, body)
-            if messages is not None:
-                break
-        else:
-            raise OSError(errno.EINTR, f"they changed during each of {_DUMP_TRIES} dumps")
-        for message in messages:
+        for message in rtnetlink.dump_whole(requests, kind, body):
             routes.take(message)
     return routes

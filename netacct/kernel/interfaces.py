@@ -10,8 +10,6 @@ Interfaces of other kinds (macvlan, ipvlan, SR-IOV) have no end on the node and 
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
 import struct
 import sys
@@ -21,8 +19,6 @@ from typing import NamedTuple
 
 from netacct import rtnetlink
 from netacct.model import Address, Count, Direction, family_of
-
-_DUMP_TRIES = 5
 
 # linux/netlink.h, linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h
 _SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
@@ -155,14 +151,10 @@ class Interfaces:
         """The bodies of everything of one kind."""
         channel = self._open()
         try:
-            for _ in range(_DUMP_TRIES):
-                messages = rtnetlink.dump(channel, kind, body)
-                if messages is not None:
-                    return (message.body for message in messages)
+            return (message.body for message in rtnetlink.dump_whole(channel, kind, body))
         except TimeoutError:
             self.close()
             raise
-        raise OSError(errno.EINTR, f"{os.strerror(errno.EINTR)}: interfaces changed during each of {_DUMP_TRIES} dumps")
 
     def _open(self) -> socket.socket:
         if self._channel is None:
