@@ -143,8 +143,14 @@ def load(path: str | None = None, flags: Mapping[str, str | list[str]] | None = 
     """
     config, errors = examine(path, flags)
     if errors:
-        raise errors[0]
+        raise first_of(errors)
     return config
+
+
+def first_of(errors: list[ConfigError]) -> ConfigError:
+    """The first error, which tells how many there are besides."""
+    errors[0].more = len(errors) - 1
+    return errors[0]
 
 
 def examine(

@@ -47,15 +47,23 @@ class ConfigError(NetacctError):
         found: what is there and why that is wrong, in words.
         allowed: what may stand there instead, in words, or "".
         line: the 1-based line, where it is known.
+
+    Attributes:
+        more: how many other errors were found with this one, and are not told with it.
     """
 
     exit_code = EX_CONFIG
 
     def __init__(self, file: str, key: str, found: str, allowed: str = "", line: int | None = None) -> None:
         self.file, self.key, self.found, self.allowed, self.line = file, key, found, allowed, line
+        self.more = 0
         where = file if line is None else f"{file}:{line}"
         parts = [where, key, found] if key else [where, found]
         super().__init__(": ".join(parts) + (f" (allowed: {allowed})" if allowed else ""))
+
+    def __str__(self) -> str:
+        """The message, and where there are more of them."""
+        return super().__str__() + (f"; and {self.more} more: `netacct check`" if self.more else "")
 
 
 class DatapathError(NetacctError):

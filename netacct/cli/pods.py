@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from netacct.cli import common, configuration, output
+from netacct.cli import common, output
+from netacct.cli.asking import ask_agent
+from netacct.errors import NetacctError
 
 HEADER = ("NAMESPACE", "POD", "WORKLOAD", "ADDRESSES", "SOURCE", "RECEIVED", "TRANSMITTED")
 
@@ -30,9 +31,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per pod."""
-    from netacct.control import ask  # noqa: PLC0415 -- other commands start faster without it
-
-    pods: list[dict[str, Any]] = ask(Path(configuration(args).state_dir), "pods")
+    config, pods = ask_agent(args, "pods")
+    if pods is None:
+        raise NetacctError(f"no agent is running (nothing listens in {config.state_dir})")
     shown = [pod for pod in pods if args.namespace in ("", pod["namespace"])]
     if args.output == "json":
         output.write_json(shown)

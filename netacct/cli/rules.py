@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netacct.cli import common, configuration, output
+from netacct.cli.asking import ask_agent
 from netacct.errors import EX_FAILURE
 
 if TYPE_CHECKING:
@@ -67,12 +68,9 @@ def _show(args: argparse.Namespace) -> int:
 
 def _diff(args: argparse.Namespace) -> int:
     from netacct import choosing  # noqa: PLC0415 -- other commands start faster without it
-    from netacct.control import NoAgentError, ask  # noqa: PLC0415 -- as above
 
-    config = configuration(args)
-    try:
-        found: list[str] = ask(Path(config.state_dir), "differences")
-    except NoAgentError:
+    config, found = ask_agent(args, "differences")
+    if found is None:
         _, datapath = choosing.choose(config)
         datapath.adopt(_plan(config))
         found = [*choosing.left_over(datapath.name), *datapath.verify()]
@@ -81,20 +79,18 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _apply(args: argparse.Namespace) -> int:
-    config = configuration(args)
     if args.dry_run or args.format:
-        _print_plan(config, args)
+        _print_plan(configuration(args), args)
         return 0
-    _print_lines(args, _write(config, "apply"))
+    _print_lines(args, _write(args, "apply"))
     return 0
 
 
 def _remove(args: argparse.Namespace) -> int:
-    config = configuration(args)
     if args.dry_run or args.format:
-        _print_removal(config, args)
+        _print_removal(configuration(args), args)
         return 0
-    _print_lines(args, _write(config, "remove"))
+    _print_lines(args, _write(args, "remove"))
     return 0
 
 
@@ -123,22 +119,20 @@ def _plan(config: Config) -> Plan:
     return plan
 
 
-def _write(config: Config, command: str) -> list[str]:
+def _write(args: argparse.Namespace, command: str) -> list[str]:
     """Let the running agent do it; where none runs, be the agent for that long."""
+    config, done = ask_agent(args, command)
+    if done is not None:
+        return list(done)
     from netacct import log, once  # noqa: PLC0415 -- other commands start faster without it
-    from netacct.control import NoAgentError, ask, sole_writer  # noqa: PLC0415 -- as above
+    from netacct.control import sole_writer  # noqa: PLC0415 -- as above
 
-    state_dir = Path(config.state_dir)
-    try:
-        done: list[str] = ask(state_dir, command)
-    except NoAgentError:
-        log.configure(config.log.level, config.log.format)
-        with sole_writer(state_dir):
-            if command == "apply":
-                return once.apply(config)
-            once.remove(config)
-            return []
-    return done
+    log.configure(config.log.level, config.log.format)
+    with sole_writer(Path(config.state_dir)):
+        if command == "apply":
+            return once.apply(config)
+        once.remove(config)
+        return []
 
 
 def _by_nftables(config: Config, args: argparse.Namespace) -> bool:

@@ -144,6 +144,23 @@ def test_bad_files_are_78(lab: AgentLab) -> None:
         assert "netacct.yaml:1: local_range: " in done.stderr
 
 
+def test_a_broken_file_does_not_lock_the_operator_out(lab: AgentLab) -> None:
+    """While the file on disk is wrong, commands reach the agent that runs with the one before, and warn."""
+    lab.start()
+    state, before = lab.folder / "state", (lab.folder / "netacct.yaml").read_text()
+    for broken in (before.replace('"policy"', '"polcy"'), f"state_dir: {state}  # here\nlog: [\n"):
+        lab.write("netacct.yaml", broken)
+        for command in ("pods", "rules diff", "rules remove", "rules apply"):
+            done = lab.command(*command.split())
+            assert done.returncode == 0, done.stderr
+            assert f"netacct: warning: {lab.folder / 'netacct.yaml'}:" in done.stderr
+    assert "NETACCT" in tables()
+    for unsure in (f"{{state_dir: {state}, log: [\n", "state_dir: state\n"):
+        lab.write("netacct.yaml", unsure)
+        assert lab.command("rules", "remove").returncode == 78
+    assert "NETACCT" in tables()
+
+
 def test_who_is_not_root_is_told_so(lab: AgentLab) -> None:
     """Without root every command that needs it ends with 77 and says so, and nothing changes."""
     assert lab.command("rules", "apply").returncode == 0

@@ -158,6 +158,8 @@ def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
     found, errors = examine(path)
     assert [error.key for error in errors] == ["polcy", "datapath", "log.level"]
     assert (found.datapath, found.log.level, found.metrics.pods) == ("auto", "info", False)
+    with pytest.raises(ConfigError, match=r"c.yaml:1: polcy: .*; and 2 more: `netacct check`$"):
+        load(path)
 
 
 def test_equal_values_are_equal_wherever_they_come_from(tmp_path: Path) -> None:
