@@ -115,6 +115,7 @@ class Agent:
         found: list[str] = []
         if self.paused:
             self._counting.remove()
+            self._log_pause()
         else:
             self._plan = self._build()
             self._datapath.adopt(self._plan)
@@ -267,7 +268,11 @@ class Agent:
         self._counting.remove()
         self._plan = None
         self._books.save(clock.now())
-        self._log.info("rules removed, accounting is paused")
+        self._log_pause()
+
+    def _log_pause(self) -> None:
+        because = "netacct rules remove" if self._config.enabled else "enabled is false in the configuration"
+        self._log.info("rules removed, accounting is paused", because=because)
 
     def resume(self) -> None:
         """Install again after `pause`. Raises DatapathError."""

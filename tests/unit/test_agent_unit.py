@@ -275,6 +275,18 @@ def test_a_removal_that_fails_is_tried_again(node: Node) -> None:
     assert agent.due() > clock.now() + 4
 
 
+def test_the_log_says_why_accounting_is_paused(node: Node) -> None:
+    """A pause names its reason: the command, or the configuration, also where that was so from the start."""
+    with structlog.testing.capture_logs() as logs:
+        node.begin().pause()
+        node.configure(enabled=False)
+        node.begin()
+    assert [line["because"] for line in logs if line["event"] == "rules removed, accounting is paused"] == [
+        "netacct rules remove",
+        "enabled is false in the configuration",
+    ]
+
+
 def test_bytes_after_a_pause_are_not_those_of_pods_that_ended_in_it(node: Node) -> None:
     """What is counted after a pause belongs to who holds the address then, without ambiguity."""
     agent = node.begin({A: "a"})
