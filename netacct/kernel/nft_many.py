@@ -22,8 +22,8 @@ FEW = 96
 """So many CIDRs are compared one by one (as a tree); more become maps."""
 
 _BLOCKS = "blocks"
-_MOST_BLOCKS = 16384
-"""So many blocks are entries of their own; shorter prefixes, which would make more, are looked at after them."""
+_MOST_BLOCKS = 2048
+"""So many entries for prefixes that hold 16 blocks or more; what would make more entries is looked at after them."""
 
 _BLOCK = {32: 16, 128: 32}
 _STEP = 4
@@ -137,8 +137,8 @@ _Layers: TypeAlias = list[list[tuple[str, Network]]]
 
 def _by_cost(layers: _Layers, block: int) -> tuple[_Layers, _Layers]:
     """Those that become blocks or lie in one, and the others: the shortest, where blocks would be too many."""
-    left, shortest = _MOST_BLOCKS, block
-    shorter = [network.prefixlen for layer in layers for _, network in layer if network.prefixlen < block]
+    left, shortest = _MOST_BLOCKS, block - _STEP + 1
+    shorter = [network.prefixlen for layer in layers for _, network in layer if network.prefixlen < shortest]
     for length in sorted(shorter, reverse=True):
         left -= 1 << block - length
         if left < 0:

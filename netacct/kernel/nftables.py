@@ -52,7 +52,8 @@ class NftablesDatapath:
         self._sets: dict[Family, NftSets] = {}
         self._prefilled: dict[Family, frozenset[Address]] = {}
         self._leased: set[Address] = set()
-        self._checked: int | None = None
+        self._checked: int | None = None  # the generation in which all was found as it should be
+        self._filled: set[tuple[Family, str]] = set()  # maps and the like that hold what they should
         self.position = Position()  # nobody is before us: our chains are of their own, and all chains of a hook are run
 
     def close(self) -> None:
@@ -69,6 +70,8 @@ class NftablesDatapath:
     def install(self, plan: Plan, keep: Keep = keep_nothing) -> Snapshot:
         """See `Datapath.install`."""
         self._set_plan(nft_layout.build(plan), {family.family: frozenset(family.prefilled) for family in plan.families})
+        if not self._only_ours():
+            self._filled.clear()  # somebody may have changed them
         for layout in self._layouts:
             self._claim(layout.family, make=True)
         return self._bring_about(keep)
@@ -83,7 +86,7 @@ class NftablesDatapath:
         """See `Datapath.verify`. Errors also where nothing was installed or adopted yet."""
         self._require_plan()
         generation = self._reader.generation()
-        if generation == self._checked:
+        if self._checked is not None and (generation == self._checked or self._only_ours()):
             return []
         found = []
         for family in _FAMILIES:
@@ -162,6 +165,8 @@ class NftablesDatapath:
         """The socket that writes, and owns the tables."""
         if self._writer is None:
             self._writer = NftWriter()
+            self._checked = None
+            self._filled.clear()
             for family in _FAMILIES:
                 self._claim(family, make=False)
         return self._writer
@@ -177,6 +182,13 @@ class NftablesDatapath:
             raise DatapathError(f"{_TABLES[family]} belongs to another running process (netlink port {table.owner})")
         elif table.flags & (OWNER | PERSIST) == PERSIST:
             writer.commit([nft.new_table(family, OWNER | PERSIST)])
+
+    def _only_ours(self) -> bool:
+        """Whether nobody else can have changed our tables since this object opened its socket."""
+        if self._writer is None or not self._layouts:
+            return False
+        tables = [self._reader.table(layout.family) for layout in self._layouts]
+        return all(table and table.flags & OWNER and table.owner == self._writer.port for table in tables)
 
     def _make_table(self, family: Family) -> None:
         writer = self._open()
@@ -210,7 +222,8 @@ class NftablesDatapath:
             writer.fill(sets[family].prepare(present[family], members))
             writer.fill(nft_chains.made_before(self._reader, layout))
             for content in layout.contents:
-                writer.fill(nft_chains.fill(self._reader, family, content, present[family]))
+                if (family, content.name) not in self._filled:
+                    writer.fill(nft_chains.fill(self._reader, family, content, present[family]))
             changes += nft_chains.changes(self._reader, layout, sets[family].names, present[family])
         self._move_over(changes)
 
