@@ -133,7 +133,7 @@ class CniSource:
         except OSError as error:
             self._complain(path, (0, 0, 0), f"cannot be read: {error.strerror}")
             return
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        stamp = _stamp(status)
         known = self._files.get(path)
         if known is not None and known.stamp == stamp:
             if known.observations and _is_gone(known.netns):
@@ -154,6 +154,7 @@ class CniSource:
         """Raises OSError, and ValueError where this is no whole cache file."""
         with open(path, "rb") as file:  # noqa: PTH123 -- as above
             data = file.read(cni_cache.SIZE_LIMIT + 1)
+            stamp = _stamp(os.fstat(file.fileno()))  # of what was read: it may have grown since we asked
         if len(data) > cni_cache.SIZE_LIMIT:
             raise ValueError(f"has more than {cni_cache.SIZE_LIMIT} bytes")
         found = cni_cache.decode(data)
@@ -208,3 +209,8 @@ def _is_gone(netns: str) -> bool:
     if not netns or netns.startswith("/proc/"):
         return False
     return os.path.isdir(os.path.dirname(netns)) and not os.path.lexists(netns)  # noqa: PTH112, PTH120 -- as above
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells one content of a file from another."""
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
