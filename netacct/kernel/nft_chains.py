@@ -30,7 +30,8 @@ def fill(reader: NftReader, family: Family, content: Content, present: Present) 
         flags = SET_MAP if content.chains else 0
         yield nft.new_set(family, content.name, content.width, len(content.keys), flags, counts=False)
     wanted = dict(zip(content.keys, content.chains or [""] * len(content.keys), strict=True))
-    wrong = {key for key, data in found.items() if key not in wanted or nft.goes_to(data) != wanted[key]}
+    leads = {data: nft.goes_to(data) for data in {*found.values()}}  # few chains, many elements
+    wrong = {key for key, data in found.items() if leads[data] != wanted.get(key)}
     yield from nft.delete_elements(family, content.name, map(element, wrong))
     data = {chain: leads_to(chain) if chain else b"" for chain in {*wanted.values()}}
     missing = (element(key, data[chain]) for key, chain in wanted.items() if key not in found or key in wrong)

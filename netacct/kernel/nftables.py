@@ -226,6 +226,7 @@ class NftablesDatapath:
                     writer.fill(nft_chains.fill(self._reader, family, content, present[family]))
             changes += nft_chains.changes(self._reader, layout, sets[family].names, present[family])
         self._move_over(changes)
+        self._filled = {(layout.family, content.name) for layout in self._layouts for content in layout.contents}
 
         retired = (counting & referred) - {
             (family, name) for family, some in sets.items() for name in some.names.values()
