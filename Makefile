@@ -30,11 +30,13 @@ test-prometheus: setup ## only what runs a real Prometheus or promtool
 test-systemd: setup ## only what boots Debian in containers and runs netacct there as a unit
 	$(PYTEST) -q -m systemd $(ARGS)
 
-lint: setup ## ruff, mypy strict, import contracts
+lint: setup ## ruff, mypy strict, import contracts, and that every flag, metric and key is documented
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
+	$(PYTEST) -q tests/unit/test_config_docs.py tests/unit/test_docs_links.py tests/unit/test_docs_metrics.py \
+	  tests/unit/test_disruptions_docs.py tests/unit/test_policy_docs.py
 
 format: setup ## let ruff put things in order
 	.venv/bin/ruff check --fix .

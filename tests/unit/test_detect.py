@@ -134,7 +134,9 @@ def test_auto_refuses_where_netfilter_is_blind() -> None:
 
 def test_without_obstacles_nothing_is_refused() -> None:
     """On a normal node `auto` is not refused."""
-    require_sight("auto", choose(Facts()))
+    chosen = choose(Facts())
+    require_sight("auto", chosen)
+    assert chosen == choose(Facts())
 
 
 def test_any_hint_spares_the_counting_of_rules() -> None:

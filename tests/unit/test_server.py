@@ -420,5 +420,8 @@ def test_stopping_twice_or_before_starting_is_nothing() -> None:
     server.stop()
     started = Server([LOOPBACK], {})
     started.start()
+    address = started.addresses[0]
     started.stop()
     started.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.host, address.port), timeout=1)
