@@ -187,17 +187,17 @@ class Agent:
         return min(times)
 
     def apply(self) -> list[str]:
-        """Install or repair now; returns what differed. Raises DatapathError."""
+        """Install or repair now; returns what was done. Raises DatapathError."""
         require_enabled(self._config)
         if self.paused:
             self.resume()
-            return ["rules were removed"]
+            return ["installed"]
         found = all_differences(self._datapath)
         if found:
             self._datapath.position.forget()
             self._install()
             self._repairs += 1
-        return found
+        return [f"repaired: {words}" for words in found]
 
     def differences(self) -> list[str]:
         """How the kernel differs from what it should be; changes nothing. Raises DatapathError."""

@@ -11,7 +11,9 @@ from netacct.agent import Agent
 from netacct.books import Books
 from netacct.config import Config
 from netacct.identity.ranges import own_addresses
+from netacct.kernel import detect_look
 from netacct.kernel.base import Datapath
+from netacct.kernel.detect import DATAPATHS
 from netacct.kernel.interfaces import Interfaces
 from netacct.list_files import ListFiles
 from netacct.moving import OpenDatapath
@@ -37,11 +39,21 @@ def make_agent(config: Config, datapath: Datapath, lists: ListFiles | None = Non
 
 
 def apply(config: Config) -> list[str]:
-    """Install or repair, and book what was counted meanwhile; returns what differed. The caller is sole writer."""
+    """Install or repair, and book what was counted meanwhile; returns what was done. The caller is sole writer."""
     desired.require_enabled(config)
-    agent = make_agent(config, make_datapath(config))
+    datapath = make_datapath(config)
+    there = {name for name in DATAPATHS if detect_look.ours(name)}
+    agent = make_agent(config, datapath)
     agent.found_ranges(sources.local_ranges(config))
-    return agent.start(own_addresses(), sources.once(config))
+    found = agent.start(own_addresses(), sources.once(config))
+    if datapath.name in there:
+        return [f"repaired: {words}" for words in found]
+    return [f"moved from {name} to {datapath.name}" for name in there] or ["installed"]
+
+
+def is_anything_there() -> bool:
+    """Whether there is anything that `remove` would take away. Writes nothing."""
+    return any(detect_look.ours(name) for name in DATAPATHS)
 
 
 def remove(config: Config) -> None:

@@ -295,9 +295,10 @@ class Service:
             case "apply":
                 return [*self._choose_anew(self._config), *self._agent.apply()]
             case "remove":
-                if not self._agent.paused:
-                    self._agent.pause()
-                return []
+                if self._agent.paused:
+                    return []
+                self._agent.pause()
+                return ["removed"]
             case "differences":
                 return self._agent.differences()
         raise UsageError(f"the agent knows no command {command.name!r}")
@@ -319,7 +320,7 @@ class Service:
             raise
         self._datapath = datapath
         before.close()
-        return [f"the datapath was {before.name}"]
+        return [f"moved from {before.name} to {datapath.name}"]
 
     def _reload(self, *, asked: bool) -> None:
         """Take a new configuration, or keep the old one whole. `asked`: somebody wants it, whatever has changed."""

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netacct.cli import common, configuration, output
+from netacct.cli import common, configuration, output, removal
 from netacct.cli.asking import ask_agent
-from netacct.errors import EX_FAILURE
+from netacct.errors import EX_FAILURE, UsageError
 
 if TYPE_CHECKING:
     from netacct.config import Config
     from netacct.kernel.plan import Plan
+
+_NOTHING = "nothing to remove"
 
 FORMATS = ("ipset", "iptables", "ip6tables", "nft")
 
@@ -79,19 +81,27 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _apply(args: argparse.Namespace) -> int:
-    if args.dry_run or args.format:
+    _require_dry(args)
+    if args.dry_run:
         _print_plan(configuration(args), args)
         return 0
-    _print_lines(args, _write(args, "apply"))
+    _print_done(args, _write(args, "apply"), "nothing to do")
     return 0
 
 
 def _remove(args: argparse.Namespace) -> int:
-    if args.dry_run or args.format:
-        _print_removal(configuration(args), args)
+    _require_dry(args)
+    if args.dry_run:
+        lines = removal.lines(_plan(configuration(args)), args.format)
+        output.write("".join(f"{line}\n" for line in lines)) if args.format else _print_done(args, lines, _NOTHING)
         return 0
-    _print_lines(args, _write(args, "remove"))
+    _print_done(args, _write(args, "remove"), _NOTHING)
     return 0
+
+
+def _require_dry(args: argparse.Namespace) -> None:
+    if args.format and not args.dry_run:
+        raise UsageError("--format is for what --dry-run prints; without it nothing is printed for a tool")
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -127,12 +137,14 @@ def _write(args: argparse.Namespace, command: str) -> list[str]:
     from netacct import log, once  # noqa: PLC0415 -- other commands start faster without it
     from netacct.control import sole_writer  # noqa: PLC0415 -- as above
 
+    if command == "remove" and not once.is_anything_there():
+        return []
     log.configure(config.log.level, config.log.format)
     with sole_writer(Path(config.state_dir)):
         if command == "apply":
             return once.apply(config)
         once.remove(config)
-        return []
+        return ["removed"]
 
 
 def _by_nftables(config: Config, args: argparse.Namespace) -> bool:
@@ -181,25 +193,9 @@ def _print_plan(config: Config, args: argparse.Namespace) -> None:
         output.write("\n".join(f"# IPv{one.family}\n" + "\n".join(render.rules(one)) + "\n" for one in layouts))
 
 
-def _print_removal(config: Config, args: argparse.Namespace) -> None:
-    from netacct.kernel import layout, nft_render, render  # noqa: PLC0415 -- other commands start faster without it
-
-    plan = _plan(config)
-    if _by_nftables(config, args):
-        text = nft_render.removal_text(family.family for family in plan.families)
-        output.write(text) if args.format else _print_lines(args, text.splitlines())
-        return
-    layouts = layout.build(plan)
-    if args.format == "ipset":
-        from netacct.kernel.counters import set_names  # noqa: PLC0415 -- as above
-
-        output.write("".join(f"destroy {name}\n" for name in set_names()))
-    elif args.format:
-        family = 4 if args.format == "iptables" else 6
-        output.write("".join(render.removal_text(one) for one in layouts if one.family == family))
-    else:
-        lines = [line for one in layouts for line in render.removal_text(one).splitlines()]
-        _print_lines(args, [line for line in lines if line.startswith("-")])
+def _print_done(args: argparse.Namespace, lines: list[str], nothing: str) -> None:
+    """What was done, or would be; for people, that it is `nothing`."""
+    _print_lines(args, lines or ([] if args.output == "json" else [nothing]))
 
 
 def _print_lines(args: argparse.Namespace, lines: list[str]) -> None:

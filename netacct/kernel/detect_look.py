@@ -7,6 +7,7 @@ asks for (marks_xtables.py); nf_tables and ipset are not asked where their modul
 from __future__ import annotations
 
 import errno
+import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -29,6 +30,7 @@ from netacct.kernel.layout import CHAIN_PREFIX, SET_PREFIX
 from netacct.kernel.marks_xtables import KINDS, Kind
 from netacct.kernel.modules import NEEDED, Modules
 from netacct.kernel.netlink import Netlink, NetlinkError, attribute, attributes
+from netacct.model import Family
 
 _MANGLE = "mangle"
 _IPTABLES_TABLES = ("filter", "nat", "mangle", "raw", "security")
@@ -67,6 +69,24 @@ def ours(name: str, known: Modules | None = None) -> bool:
         return False
     with Netlink() as link:
         return any(setmaker.is_ours(name) for name in ipset.set_names(link, SET_PREFIX))
+
+
+def legacy_chains() -> dict[Family, frozenset[str]]:
+    """The chains of ours in table mangle of this thread's network namespace, by family. Errors: as for `look`."""
+    found: dict[Family, frozenset[str]] = {4: frozenset(), 6: frozenset()}
+    for kind in KINDS:
+        if _MANGLE in marks_xtables.tables(kind):
+            chains = _read(kind, _MANGLE).chains
+            family: Family = 4 if kind.family == socket.AF_INET else 6
+            found[family] = frozenset(name for name in chains if name.startswith(CHAIN_PREFIX))
+    return found
+
+
+def nft_families() -> list[Family]:
+    """The families for which nf_tables has a table of ours. Errors: as for `look`."""
+    present = {family for family, table in _nft_tables(modules.look()) if table == nft.TABLE}
+    families: tuple[tuple[Family, str], ...] = ((4, "ip"), (6, "ip6"))
+    return [family for family, name in families if name in present]
 
 
 def _unusable(known: Modules) -> dict[str, str]:

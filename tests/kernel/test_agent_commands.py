@@ -49,11 +49,14 @@ def test_rules_can_be_installed_and_removed_without_an_agent(lab: AgentLab) -> N
     missing = lab.command("rules", "diff")
     assert missing.returncode == 1
     assert missing.stdout
-    assert lab.command("rules", "apply").stdout == missing.stdout
+    assert lab.command("rules", "apply").stdout == "installed\n"
     assert (lab.command("rules", "diff").returncode, lab.command("rules", "diff").stdout) == (0, "")
     assert json.loads(lab.command("rules", "apply", "-o", "json").stdout) == []
+    assert lab.command("rules", "apply").stdout == "nothing to do\n"
+    sh("ipset flush nacc4-tx-internet")
+    assert lab.command("rules", "apply").stdout.startswith("repaired: set nacc4-tx-internet has lost its sentinel")
     removed = lab.command("rules", "remove", "-o", "json")
-    assert (removed.returncode, json.loads(removed.stdout)) == (0, [])
+    assert (removed.returncode, json.loads(removed.stdout)) == (0, ["removed"])
     assert tables() == before
     assert sh("ipset list -n") == ""
 
@@ -79,7 +82,9 @@ def test_a_running_agent_is_asked(lab: AgentLab) -> None:
     assert lab.metric("netacct_rules_in_sync") == 0
     paused = lab.command("rules", "diff")
     assert (paused.returncode, paused.stdout) == (1, "rules are removed, until `netacct rules apply`\n")
-    assert lab.command("rules", "apply").returncode == 0
+    assert lab.command("rules", "remove").stdout == "nothing to remove\n"
+    assert lab.command("rules", "apply").stdout == "installed\n"
+    assert lab.command("rules", "apply").stdout == "nothing to do\n"
     assert lab.command("rules", "diff").returncode == 0
     second = datagrams(lab.node, packets=3)
     pods = {pod["pod"]: pod for pod in json.loads(lab.command("pods", "-o", "json").stdout)}
@@ -114,6 +119,32 @@ def test_the_text_of_remove_is_what_the_tools_accept(lab: AgentLab) -> None:
     assert sh("ipset list -n") == ""
 
 
+@pytest.mark.parametrize("datapath", ["iptables", "nftables"])
+def test_a_dry_removal_lists_what_is_there(lab: AgentLab, datapath: str) -> None:
+    """`remove --dry-run` names the chains, sets and tables of the datapath that is there, whatever is configured."""
+    lab.configure(datapath=datapath)
+    lab.command("rules", "apply")
+    lab.configure(datapath="auto")
+    shown = lab.command("rules", "remove", "--dry-run").stdout.splitlines()
+    if datapath == "iptables":
+        assert {f"destroy {name}" for name in sh("ipset list -n").split()} < set(shown)
+        assert {line[3:] for line in shown if line.startswith("-X ")} == set(
+            re.findall(r"^:(NETACCT\S+)", tables(), re.MULTILINE)
+        )
+        assert not any("delete table" in line for line in shown)
+    else:
+        assert shown == ["delete table ip netacct", "delete table ip6 netacct"]
+
+
+def test_on_a_node_without_rules_removal_does_nothing(lab: AgentLab) -> None:
+    """Where nothing of netacct is, `remove`, dry or not, says so, logs nothing and leaves no file."""
+    for arguments in (["--dry-run"], []):
+        done = lab.command("rules", "remove", *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "nothing to remove\n", "")
+    assert lab.command("rules", "remove", "--dry-run", "--format", "iptables").stdout == ""
+    assert not (lab.folder / "state").exists()
+
+
 def _feed(command: list[str], text: str) -> None:
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -125,6 +156,8 @@ def _feed(command: list[str], text: str) -> None:
     [
         (("rules", "frobnicate"), 2, "invalid choice"),
         (("rules", "explain", "10.0.0.300"), 2, "is not an IPv4 or IPv6 address"),
+        (("rules", "apply", "--format", "iptables"), 2, "--format is for what --dry-run prints"),
+        (("rules", "remove", "--format", "nft"), 2, "--format is for what --dry-run prints"),
         (("pods",), 1, "no agent is running"),
     ],
 )

@@ -165,10 +165,10 @@ def test_a_running_agent_moves_when_it_is_told(lab: AgentLab, before: str, after
     sh(HINT[before][1], HINT[after][0])
     assert build_info(lab) == before
     told = lab.command("rules", "apply", "-o", "json")
-    assert json.loads(told.stdout) == [f"the datapath was {before}"]
+    assert json.loads(told.stdout) == [f"moved from {before} to {after}"]
     assert (build_info(lab), installed()) == (after, [after])
     octets += datagrams(lab.node)
-    assert lab.command("rules", "apply").stdout == ""
+    assert lab.command("rules", "apply").stdout == "nothing to do\n"
     lab.configure(datapath=before)
     lab.reload()
     until(lambda: (build_info(lab), installed()) == (before, [before]))
