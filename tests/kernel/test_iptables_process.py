@@ -97,9 +97,12 @@ def test_writers_without_the_lock_delay_but_do_not_stop_us(netns: Netns) -> None
     done = threading.Event()
 
     def write() -> None:
-        for _ in range(60):
-            sh("env XTABLES_LOCKFILE=/dev/null iptables-legacy -t mangle -A BUSY -p tcp")
-        done.set()
+        append = "env XTABLES_LOCKFILE=/dev/null iptables-legacy -t mangle -A BUSY -p tcp"
+        try:
+            for _ in range(60):  # it is refused, too, where we were in between
+                sh(f"for attempt in $(seq 20); do {append} && exit 0; done; exit 1")
+        finally:
+            done.set()
 
     writer = threading.Thread(target=netns.run, args=(write,))
     writer.start()
