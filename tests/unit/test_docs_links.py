@@ -58,6 +58,17 @@ def test_every_page_is_found_from_the_readme() -> None:
     assert set(PAGES) - first - second - {ROOT / "README.md"} == set()
 
 
+def test_what_contributing_names_is_there() -> None:
+    """Every file and folder in the first column of CONTRIBUTING's tables exists, in the folder named before it."""
+    tables = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where things are")[2]
+    for row in re.findall(r"^\| (`.*?) \|", tables, re.MULTILINE):
+        folder = ROOT
+        for name in re.findall(r"`([^`]+)`", row):
+            found = [path for place in (ROOT, ROOT / "netacct", folder) for path in place.glob(name)]
+            assert found, f"CONTRIBUTING names {name}"
+            folder = found[0].parent
+
+
 def test_the_readme_names_each_page_once() -> None:
     """The README's table has one row, and one link, for a page."""
     table = prose(ROOT / "README.md").partition("## Documentation")[2]
