@@ -17,6 +17,7 @@ from netacct.attempts import Attempts
 from netacct.auditing import Auditing, Links
 from netacct.books import Books
 from netacct.config import Config
+from netacct.control import PAUSED
 from netacct.counting import Counting
 from netacct.desired import host_pod_levels, require_enabled
 from netacct.errors import NetacctError
@@ -115,7 +116,7 @@ class Agent:
         found: list[str] = []
         if self.paused:
             self._counting.remove()
-            self._log_pause()
+            self._log.info("rules removed, accounting is paused", because=showing.pause_reason(self._config))
         else:
             self._plan = self._build()
             self._datapath.adopt(self._plan)
@@ -203,7 +204,7 @@ class Agent:
         """How the kernel differs from what it should be; changes nothing. Raises DatapathError."""
         if not self.paused:
             return all_differences(self._datapath)
-        return ["rules are removed, until `netacct rules apply`"] if self._config.enabled else []
+        return [PAUSED] if self._config.enabled else []
 
     def view(self) -> View:
         """What a scrape shows now, from a reading that is at most a second old where one can be had.
@@ -217,11 +218,9 @@ class Agent:
                 self._attempt("reading", self._refresh)
         now, config = clock.now(), self._config
         self._last = dataclasses.replace(
-            showing.view(config, self._policy, self._datapath, self._books, now),
+            showing.view(config, self._policy, self._datapath, self._books, self._marking, now),
             rules_in_sync=not self._differences and not self.paused if config.enabled else None,
             rule_repairs=self._repairs,
-            marks_enabled=self._marking.enabled,
-            marks_reason=self._marking.reason,
             sources_up={name: health.up for name, health in self._sources().items()},
             reading_age_seconds=None if self.paused else max(0.0, now - self._counting.snapshot.at),
             config_last_reload_successful=self._reloaded,
@@ -268,11 +267,7 @@ class Agent:
         self._counting.remove()
         self._plan = None
         self._books.save(clock.now())
-        self._log_pause()
-
-    def _log_pause(self) -> None:
-        because = "netacct rules remove" if self._config.enabled else "enabled is false in the configuration"
-        self._log.info("rules removed, accounting is paused", because=because)
+        self._log.info("rules removed, accounting is paused", because=showing.pause_reason(self._config))
 
     def resume(self) -> None:
         """Install again after `pause`. Raises DatapathError."""

@@ -30,6 +30,9 @@ ANSWER_LIMIT = 1 << 26
 REQUEST_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 60.0
 
+PAUSED = "rules are removed, until `netacct rules apply`"
+"""The one difference that an agent tells which was asked to remove its rules."""
+
 File: TypeAlias = tuple[int, int]
 """A file by device and inode."""
 

@@ -9,11 +9,12 @@ from netacct.books import Books
 from netacct.config import Config
 from netacct.export.native import Detail, View
 from netacct.kernel.base import Datapath
+from netacct.marking import Marking
 from netacct.policy import Policy
 from netacct.rivals import blind_spots
 
 
-def view(config: Config, policy: Policy, datapath: Datapath, books: Books, now: float) -> View:
+def view(config: Config, policy: Policy, datapath: Datapath, books: Books, marking: Marking, now: float) -> View:
     """All that these have to show at `now`; the agent adds what it knows of itself."""
     shown, ledger = books.show(now), books.ledger
     return View(
@@ -32,6 +33,8 @@ def view(config: Config, policy: Policy, datapath: Datapath, books: Books, now: 
         leases=len(books.leases.open_leases()),
         series_capped=ledger.capped,
         accounting_start=books.began,
+        marks_enabled=marking.enabled,
+        marks_reason=marking.reason,
     )
 
 
@@ -42,6 +45,11 @@ def status(policy: Policy, datapath: Datapath, books: Books, differences: Sequen
     state = f"{len(differences)} differences" if differences else "in sync"
     state += ", behind others" if any(blind_spots(datapath).values()) else ""
     return f"accounting {len(books.leases.open_leases())} addresses, policy {policy.name}, rules {state}"
+
+
+def pause_reason(config: Config) -> str:
+    """What paused the accounting, for the log."""
+    return "netacct rules remove" if config.enabled else "enabled is false in the configuration"
 
 
 def troubles(differences: Sequence[str], is_old: bool) -> list[str]:

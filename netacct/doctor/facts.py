@@ -59,12 +59,14 @@ class Agent:
 
     pid: who holds the writer's lock; None where nobody does (0: somebody whose pid is not visible).
     socket: the control socket is there. trouble: why it did not answer.
+    stored: totals of this boot are stored, so that somebody counted.
     """
 
     pid: int | None = None
     other_namespace: bool = False
     socket: bool = False
     trouble: str = ""
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,15 @@ class Datapath:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Our rules: whether any are here, and how they differ from what should be (empty where nothing should be)."""
+    """Our rules: whether any are here, and how they differ from what should be (empty where nothing should be).
+
+    paused: the agent was asked to remove them.
+    """
 
     installed: bool = False
     differences: tuple[str, ...] = ()
     unavailable: str = ""
+    paused: bool = False
 
 
 class Directory(NamedTuple):

@@ -66,7 +66,8 @@ CATALOGUE: dict[str, Advice] = {
     ),
     "datapath-chosen": Advice(
         "info",
-        "Kubernetes' rules and ours are best in the same backend: packets pass no tables that are not there already.",
+        "It tells where rules and counters are. `auto` takes the backend of Kubernetes' rules, for packets then pass no "
+        "tables that are not there already.",
         "Nothing; `datapath` in the configuration forces the other one.",
     ),
     "datapath-outdated": Advice(
@@ -109,6 +110,16 @@ CATALOGUE: dict[str, Advice] = {
         "warning",
         "The kernel counts, but nobody books it to pods, serves it, or repairs the rules.",
         "Start the agent, or take the rules away with `netacct rules remove`.",
+    ),
+    "accounting-paused": Advice(
+        "warning",
+        "Nothing is counted, and the totals stand still; the agent installs nothing by itself.",
+        "`netacct rules apply` has it go on, and so does a restart of the agent.",
+    ),
+    "nothing-counts": Advice(
+        "warning",
+        "What pods send and receive now is counted by nobody.",
+        "Start the agent. Where netacct shall stay off, set `enabled: false`, or remove the state directory.",
     ),
     "rules-not-in-place": Advice(
         "error",

@@ -439,6 +439,17 @@ def test_an_agent_that_was_killed_leaves_two_findings(netns: support.Netns, sett
     assert names(settings) == ["rules-without-agent"]
 
 
+def test_an_agent_that_was_told_to_remove_its_rules_is_paused(netns: support.Netns, settings: str) -> None:
+    """After `rules remove` a running agent is said to wait; when it is gone too, that nothing counts, unless it is off."""
+    del netns
+    with agent(settings):
+        ask(Path(config.load(settings).state_dir), "remove")
+        assert names(settings) == ["accounting-paused"]
+    assert names(settings) == ["nothing-counts"]
+    Path(settings).write_text(Path(settings).read_text() + "enabled: false\n")
+    assert names(settings) == []
+
+
 def test_an_agent_that_hangs_is_found_in_time(netns: support.Netns, settings: str) -> None:
     """A stopped agent is reported within seconds, with its process."""
     del netns

@@ -34,6 +34,11 @@ def rules(facts: Facts) -> Iterable[Finding]:
     """What verification says, and rules that nobody looks after."""
     if facts.rules.installed and (facts.agent.pid is None or facts.agent.other_namespace):
         yield finding("rules-without-agent", "rules of netacct are here, but no agent runs in this namespace", "rules")
+    if facts.rules.paused:
+        yield finding("accounting-paused", "rules of netacct were removed, and its agent waits", "rules")
+    if facts.agent.stored and facts.agent.pid is None and not facts.rules.installed and facts.settings.enabled:
+        what = "totals of this boot are stored, but there are neither rules nor an agent"
+        yield finding("nothing-counts", what, "rules")
     differences = [words for words in facts.rules.differences if _SHADOWED not in words]
     if differences:
         more = f"; and {len(differences) - _SHOWN} more (`netacct rules diff`)" if len(differences) > _SHOWN else ""

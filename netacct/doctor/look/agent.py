@@ -6,8 +6,9 @@ import contextlib
 from pathlib import Path
 
 from netacct import choosing, desired
+from netacct.accounting.store import DATABASE
 from netacct.config import Config
-from netacct.control import LOCK, SOCKET, NoAgentError, ask
+from netacct.control import LOCK, PAUSED, SOCKET, NoAgentError, ask
 from netacct.doctor.facts import Agent, Datapath, Rules
 from netacct.doctor.look.process import flock_on
 from netacct.errors import MissingFeatureError, NetacctError
@@ -23,14 +24,14 @@ def agent(state_dir: Path) -> tuple[Agent, tuple[str, ...]]:
     lock = flock_on(state_dir / LOCK)
     pid = None if lock is None else lock.pid
     other = bool(pid) and _namespace(f"/proc/{pid}") != _namespace("/proc/thread-self")
-    socket = (state_dir / SOCKET).exists()
+    socket, stored = (state_dir / SOCKET).exists(), (state_dir / DATABASE).exists()
     try:
         differences: list[str] = ask(state_dir, "differences", patience=PATIENCE)
     except NoAgentError as error:
-        return Agent(pid, other, socket, "" if pid is None else str(error)), ()
+        return Agent(pid, other, socket, "" if pid is None else str(error), stored), ()
     except NetacctError as error:
-        return Agent(pid or 0, other, socket, str(error)), ()
-    return Agent(pid or 0, other, socket), () if other else tuple(differences)
+        return Agent(pid or 0, other, socket, str(error), stored), ()
+    return Agent(pid or 0, other, socket, stored=stored), () if other else tuple(differences)
 
 
 def _namespace(process: str) -> str:
@@ -58,7 +59,8 @@ def datapath(config: Config, answered: tuple[str, ...] | None) -> tuple[Datapath
     chosen = Datapath(choice.name, choice.reason, bool(named), installed, facts.obstacles)
     with contextlib.closing(opened):
         if answered is not None:
-            return chosen, Rules(bool(installed), answered)
+            paused = answered == (PAUSED,)
+            return chosen, Rules(bool(installed), () if paused else answered, paused=paused)
         if choice.name not in installed or not config.enabled:
             return chosen, Rules(bool(installed))
         opened.adopt(desired.plan(config)[0])
