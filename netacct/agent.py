@@ -87,9 +87,8 @@ class Agent:
         self._differences: list[str] = []
         self._repairs = 0
         self._check_at = self._mend_at = self._settle_at = 0.0
-        self._reloaded = True
+        self._reloaded, self._started = True, False
         self._last: View | None = None
-        self._started = False
         self.paused = not config.enabled
 
     def start(

@@ -66,8 +66,8 @@ CATALOGUE: dict[str, Advice] = {
     ),
     "datapath-chosen": Advice(
         "info",
-        "It tells where rules and counters are. `auto` takes the backend of Kubernetes' rules, for packets then pass no "
-        "tables that are not there already.",
+        "It tells where rules and counters are. `auto` takes the backend of Kubernetes' rules, for packets then pass "
+        "no tables that are not there already.",
         "Nothing; `datapath` in the configuration forces the other one.",
     ),
     "datapath-outdated": Advice(

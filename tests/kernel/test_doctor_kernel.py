@@ -440,11 +440,12 @@ def test_an_agent_that_was_killed_leaves_two_findings(netns: support.Netns, sett
 
 
 def test_an_agent_that_was_told_to_remove_its_rules_is_paused(netns: support.Netns, settings: str) -> None:
-    """After `rules remove` a running agent is said to wait; when it is gone too, that nothing counts, unless it is off."""
+    """After `rules remove` the agent is said to wait; when it is gone too, that nothing counts, unless it is off."""
     del netns
     with agent(settings):
         ask(Path(config.load(settings).state_dir), "remove")
         assert names(settings) == ["accounting-paused"]
+    (Path(config.load(settings).state_dir) / SOCKET).unlink()
     assert names(settings) == ["nothing-counts"]
     Path(settings).write_text(Path(settings).read_text() + "enabled: false\n")
     assert names(settings) == []
