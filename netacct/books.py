@@ -106,6 +106,7 @@ class Books:
             self._log.error("cannot put the unfitting state aside", error=str(error))
         self._log.warning("the stored state is not used", reason=reason)
         self.resumed = False
+        self._closing.end()
         self._open(None)
 
     def note(self, event: SourceEvent) -> None:
@@ -197,6 +198,7 @@ class Books:
         """Go on with other limits: as a restart would, without the file."""
         state, claims, audit = self._checkpoint(), self.leases, self.audit
         self._config = config
+        self._closing.end()
         self._open(state)
         self.leases, self.audit = claims, audit  # who vouched for what, and what is shown, is not part of the state
         self.ledger.must_save = True
@@ -256,11 +258,12 @@ class Books:
         origin = Origin(os.uname().nodename, self._store.place.boot)
         file = AccountsFile(Path(self._config.accounts_dir))
         self._closing = Closing(file, origin, clock.to_wall, found.closing if found else None)
-        if found is None:
-            try:
+        try:
+            file.hold()
+            if found is None:
                 self._closing.interrupt()
-            except OSError as error:
-                self._log.error("cannot read the accounts that were open before", error=str(error))
+        except OSError as error:
+            self._log.error("cannot use the directory of accounts yet", error=str(error))
 
     def _levels(self) -> list[Level]:
         hidden = set() if self._config.metrics.pods else {Level.POD}

@@ -2,6 +2,7 @@
 
     accounts.jsonl          one record per line, the newest last; `.1` to `.7` are older ones
     accounts.open.jsonl     the leases that last, with what they got so far; replaced every few minutes
+    accounts.lock           locked by the process that writes here; another one would take its leases for its own
 
 A batch of lines is written whole or, where the disk is full, not at all. A process that is killed in the middle can
 leave a torn line: the next one ends it, so that it spoils no other, and readers skip it. Nothing is synced: a killed
@@ -11,6 +12,8 @@ process loses nothing of what it wrote, a power cut what the kernel had not writ
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +22,7 @@ from netacct.accounting.accounts import Account, decode
 
 NAME = "accounts.jsonl"
 OPEN_NAME = "accounts.open.jsonl"
+LOCK_NAME = "accounts.lock"
 MAX_BYTES = 16 << 20
 FILES = 8
 """So many files of so many bytes: 128 MiB, or some 200,000 accounts."""
@@ -28,16 +32,33 @@ TAIL_BYTES = 1 << 20
 
 
 class AccountsFile:
-    """The writer. All methods raise OSError, and then have written nothing."""
+    """The writer. All methods raise OSError, also while another process writes here, and then have written nothing."""
 
     def __init__(self, directory: Path, *, max_bytes: int = MAX_BYTES, files: int = FILES) -> None:
         self._directory, self._max_bytes, self._files = directory, max_bytes, files
         self._path = directory / NAME
         self._is_new = True
+        self._lock: int | None = None
+
+    def close(self) -> None:
+        """Let other processes write here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __del__(self) -> None:
+        """A writer that was given up leaves no descriptor behind."""
+        self.close()
+
+    def hold(self) -> None:
+        """Keep other processes from writing here from now on; does nothing where the directory is not there yet."""
+        if self._directory.is_dir():
+            self._hold()
 
     def append(self, lines: Sequence[str]) -> None:
         """Append records. The first ones after a start may be there already, from an earlier life; those are not."""
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._hold()
         if self._is_new:
             known = {record.id for record in records(self._tail())}
             lines = [line for line in lines if decode(line).id not in known]
@@ -49,9 +70,11 @@ class AccountsFile:
         """Replace the records of leases that last."""
         path = self._directory / OPEN_NAME
         if not lines:
+            self.hold()
             path.unlink(missing_ok=True)
             return
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._hold()
         fresh = path.with_name(f"{OPEN_NAME}.new")
         fresh.unlink(missing_ok=True)
         descriptor = _open(fresh)
@@ -63,9 +86,22 @@ class AccountsFile:
 
     def read_open(self) -> list[Account]:
         """What `write_open` left; lines that are no record are left out."""
+        self.hold()
         with contextlib.suppress(FileNotFoundError):
             return list(records((self._directory / OPEN_NAME).read_bytes().split(b"\n")))
         return []
+
+    def _hold(self) -> None:
+        """A lock of the process (fcntl(2), F_SETLK), so that a reload may open the files anew; asked for each time."""
+        path = self._directory / LOCK_NAME
+        if self._lock is None:
+            self._lock = _open(path)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise OSError(error.errno, "another netacct writes accounts here", str(self._directory)) from error
 
     def _write(self, data: bytes) -> None:
         if self._path.exists() and self._path.stat().st_size + len(data) > self._max_bytes:

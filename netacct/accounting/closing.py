@@ -59,6 +59,10 @@ class Closing:
         found = self._file.read_open()
         self._add(dataclasses.replace(record, state=State.INTERRUPTED) for record in found)
 
+    def end(self) -> None:
+        """Let others write to the files; what waits is in `state()`."""
+        self._file.close()
+
     def close(self, lease: Lease) -> None:
         """Take a lease that has closed; settle once more with it, then `finish`."""
         self._leases.append(lease)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from netacct import config
 from netacct.accounting import accounts_file
 from netacct.accounting.accounts import Account, Origin, State, account, decode, encode
-from netacct.accounting.accounts_file import NAME, OPEN_NAME, AccountsFile
+from netacct.accounting.accounts_file import LOCK_NAME, NAME, OPEN_NAME, AccountsFile
 from netacct.accounting.accounts_read import read_directory, read_files
 from netacct.accounting.closing import MOST_UNWRITTEN, Closing
 from netacct.accounting.store import Place, Store
@@ -233,7 +233,7 @@ def test_files_are_bounded_and_the_newest_are_kept(tmp_path: Path) -> None:
     file = AccountsFile(tmp_path, max_bytes=limit, files=4)
     for number in range(100):
         file.append(lines(number))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [NAME, *(f"{NAME}.{n}" for n in (1, 2, 3))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [NAME, *(f"{NAME}.{n}" for n in (1, 2, 3)), LOCK_NAME]
     assert all(path.stat().st_size <= limit for path in tmp_path.iterdir())
     kept = [one.id for one in read(tmp_path)]
     assert kept == [record(number).id for number in range(100 - len(kept), 100)]
@@ -283,6 +283,7 @@ def test_a_full_disk_takes_a_batch_whole_or_not_at_all(small_disk: Path) -> None
         file.write_open(lines(*range(40)))
     (small_disk / "ballast").unlink()
     file.append(lines(*range(2, 40)))
+    file.close()
     assert (small_disk / NAME).read_text().splitlines() == lines(*range(1, 40))
 
 
@@ -294,7 +295,7 @@ def test_open_leases_are_replaced_as_a_whole(tmp_path: Path) -> None:
     assert [one.id for one in file.read_open()] == [record(3).id]
     file.write_open([])
     assert file.read_open() == []
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_NAME]
 
 
 def test_each_account_is_read_once_and_the_first_record_counts(tmp_path: Path) -> None:
@@ -467,6 +468,40 @@ while True:
     books.save(shot.at)
     held = {lease.ip: lease for lease in books.leases.open_leases()}
 """
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from netacct.accounting.accounts_file import AccountsFile
+
+file = AccountsFile(Path(sys.argv[1]))
+file.write_open(sys.stdin.readline().splitlines())
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_accounts_of_another_running_agent_are_left_alone(tmp_path: Path) -> None:
+    """Where another process writes accounts, its open leases are no interrupted ones, and what closes here waits."""
+    accounts = tmp_path / "accounts"
+    command = [sys.executable, "-c", HOLDER, str(accounts)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write(encode(record(state=State.OPEN)) + "\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "held\n"
+        theirs = (accounts / OPEN_NAME).read_text()
+        mine = books(tmp_path)
+        observe(mine, 10.0, 0)
+        observe(mine, 20.0, 500, present=False)
+        assert sorted(path.name for path in accounts.iterdir()) == [LOCK_NAME, OPEN_NAME]
+        assert (accounts / OPEN_NAME).read_text() == theirs
+        holder.stdin.close()
+        holder.wait()
+    mine.save(30.0)
+    assert [one.state for one in read(accounts)] == [State.CLOSED]
 
 
 def test_a_killed_agent_loses_and_doubles_no_account(tmp_path: Path) -> None:
