@@ -53,7 +53,7 @@ ROWS = (
     Row(OUT, "bare", "netacct, nftables", 0.90),
     Row(OUT, "bare", "netacct, nftables, 4,096 addresses", 0.88),
     Row(ANYWHERE + OF_MORE, "bare", NFT_CLOUD, 0.88),
-    Row(LISTED + OF_MORE, "bare", NFT_CLOUD, 0.88),
+    Row(LISTED + OF_MORE, "bare", NFT_CLOUD),
     Row(OUT, "netacct, nftables", "netacct, nftables, marks"),
     Row(TO_NODE, "bare", "netacct, nftables"),
     Row(FROM_NODE, "bare", "netacct, nftables"),

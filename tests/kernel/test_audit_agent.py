@@ -367,6 +367,14 @@ def _drain(receiver: socket.socket) -> None:
             pass
 
 
+def missing(totals: dict[tuple[str, str], int], pod: str, sent: int) -> bool:
+    """Whether what was sent past netfilter is booked to the pod as unclassified, and nothing else to anybody.
+
+    With it may be what the sender's kernel sent by itself meanwhile: multicast listener reports.
+    """
+    return totals.keys() == {(pod, UNCLASSIFIED)} and sent <= totals[pod, UNCLASSIFIED] <= sent + 1000
+
+
 @pytest.mark.parametrize("datapath", ["iptables", "nftables"])
 def test_a_running_agent_finds_a_bypass_by_itself(node: Node, tmp_path: Path, datapath: str) -> None:
     """`netacct run` shows blind spot, coverage and missing bytes of its own accord, and once, however often killed."""
@@ -381,8 +389,8 @@ def test_a_running_agent_finds_a_bypass_by_itself(node: Node, tmp_path: Path, da
         lab.kill()
         lab.start()
         lab.pods(PODS)
-        eventually(lambda: lab.totals() == {("a-0", UNCLASSIFIED): sent}, 20)
-        assert lab.totals(direction="receive") == {("b-0", UNCLASSIFIED): sent}
+        eventually(lambda: missing(lab.totals(), "a-0", sent), 20)
+        assert missing(lab.totals(direction="receive"), "b-0", sent)
         assert lab.metric("netacct_blind_spot", reason=BYPASS) == 1
         assert lab.metric("netacct_blind_spot", reason=BRIDGE) == 0
         assert lab.metric("netacct_coverage_ratio") == 0
@@ -391,4 +399,4 @@ def test_a_running_agent_finds_a_bypass_by_itself(node: Node, tmp_path: Path, da
         eventually(lambda: lab.metric("netacct_scrape_collector_success", collector="interfaces") == 1)
         lab.pods({**PODS, "team-c/c-0": ["10.244.1.12"]})
         eventually(lambda: lab.metric("netacct_leases") == 5)
-        assert lab.totals() == {("a-0", UNCLASSIFIED): sent}
+        assert missing(lab.totals(), "a-0", sent)

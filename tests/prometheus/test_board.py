@@ -151,7 +151,9 @@ class Node:
         fresh = self._folder / "pods.yaml.new"
         fresh.write_text(files.pods(pods), encoding="ascii")
         fresh.replace(self._folder / "pods.yaml")
-        self._agent.wait_until(lambda: set(pods) <= exposition.pods(self._scrape()), "aware of the pods")
+        self._agent.wait_until(
+            lambda: set(pods) <= {name for name, _ in exposition.pods(self._scrape())}, "aware of the pods"
+        )
 
     def talk(self, *pairs: tuple[str, str]) -> None:
         """Let each pair exchange datagrams, and note what both sockets counted."""
