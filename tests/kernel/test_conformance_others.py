@@ -141,6 +141,22 @@ def test_a_mark_moves_no_packet_of_a_pod(node: Subject, family: Family) -> None:
     assert node.read() == expected(family, TO_INTERNET)
 
 
+def test_a_strict_reverse_path_drops_nothing_that_we_mark(node: Subject) -> None:
+    """With rp_filter and src_valid_mark pods reach whom they reached: none of our marks is there at the source check.
+
+    Marks set in PREROUTING made the kernel drop a VPN's packets so. IPv6 has no such check.
+    """
+    node.install(plan(marks=MARKS))
+    strict = ("net.ipv4.conf.all.rp_filter", "net.ipv4.conf.all.src_valid_mark")
+    try:
+        node.lab.run("node", "sysctl", "-qw", *(f"{key}=1" for key in strict))
+        with _blackhole_for_marked(node, 4):
+            talk(node.lab, 4, TO_INTERNET)
+    finally:
+        node.lab.run("node", "sysctl", "-qw", *(f"{key}=0" for key in strict))
+    assert node.read() == expected(4, TO_INTERNET)
+
+
 @both_families
 def test_a_mark_routes_the_hosts_own_packets_where_the_operator_asked_for_it(node: Subject, family: Family) -> None:
     """With marks on, an `ip rule` on them decides the host's own packets anew; with marks off nothing is re-routed."""
