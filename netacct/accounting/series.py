@@ -22,6 +22,9 @@ from netacct.model import UNBOUNDED, ZERO, Count, Direction, Level, Pod, SeriesK
 OTHER = "__other__"
 """The label of everything that found no series of its own."""
 
+PURGE_SECONDS = 60.0
+"""Names that ended keep their places so long at least, unless the level is full."""
+
 NAMED = (Level.POD, Level.WORKLOAD, Level.NAMESPACE)
 """The levels that have names, and therefore caps."""
 
@@ -218,7 +221,8 @@ class SeriesTable:
             return slot
         self._end(level, [name])
         limit = self.limits.names(level)
-        if self._own[level] >= limit or len(self._slots[level]) > 2 * limit:
+        is_full = self._own[level] >= limit or len(self._slots[level]) > 2 * limit
+        if is_full or at - self._purged.get(level, UNBOUNDED) >= PURGE_SECONDS:
             self._purge(level, at)
         target = name
         if name[-1] != OTHER and self._own[level] >= limit:
