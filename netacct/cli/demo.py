@@ -35,7 +35,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Run the demo. Returns 0 when all is exact, else 1."""
     from netacct.demo import report, session  # noqa: PLC0415 -- other commands need none of it
-    from netacct.demo.stage import Row  # noqa: PLC0415
+    from netacct.demo.stage import Row  # noqa: PLC0415 -- as above
 
     keep = ["--keep"] if args.keep else []
     session.become_root(

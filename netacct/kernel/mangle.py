@@ -59,7 +59,7 @@ class MangleTable:
             return True
         self._keep_policy_counters()
         low = self._table._iptc  # noqa: SLF001  # Table.commit() hides the errno
-        if low.iptc_commit(self._table._handle) == 1:  # noqa: SLF001
+        if low.iptc_commit(self._table._handle) == 1:  # noqa: SLF001  # as above
             return True
         if self._errno() == errno.EAGAIN:
             return False
@@ -160,14 +160,14 @@ class MangleTable:
 
     def _delete_rule(self, chain: str, position: int) -> None:
         low = self._table._iptc  # noqa: SLF001  # Table has no method to delete by number
-        if low.iptc_delete_num_entry(chain.encode(), position, self._table._handle) != 1:  # noqa: SLF001
+        if low.iptc_delete_num_entry(chain.encode(), position, self._table._handle) != 1:  # noqa: SLF001  # as above
             raise self._explain(f"delete rule {position + 1} of {chain}", self._table.strerror())
         self._changed = True
 
     def _references(self, chain: str) -> int:
         count = ctypes.c_uint(0)
         low = self._table._iptc  # noqa: SLF001  # Table has no method for it
-        low.iptc_get_references(ctypes.byref(count), chain.encode(), self._table._handle)  # noqa: SLF001
+        low.iptc_get_references(ctypes.byref(count), chain.encode(), self._table._handle)  # noqa: SLF001  # as above
         return count.value
 
     def _errno(self) -> int:

@@ -222,17 +222,6 @@ _RX = _Leg("rx", "ro", Scope.POD, Direction.RECEIVE, "src", "dst")
 _HI = _Leg("hi", "hi", Scope.HOST, Direction.RECEIVE, "src", "dst")
 _HO = _Leg("ho", "ho", Scope.HOST, Direction.TRANSMIT, "dst", "src")
 
-LEGS = {
-    "tx": (Scope.POD, Direction.TRANSMIT),
-    "rx": (Scope.POD, Direction.RECEIVE),
-    "to": (Scope.REST, Direction.TRANSMIT),
-    "ro": (Scope.REST, Direction.RECEIVE),
-    "hi": (Scope.HOST, Direction.RECEIVE),
-    "ho": (Scope.HOST, Direction.TRANSMIT),
-    "pi": (Scope.HOST_POD, Direction.RECEIVE),
-    "po": (Scope.HOST_POD, Direction.TRANSMIT),
-}
-"""What the names of counter sets and counters begin with."""
 
 _GUARD = "ho.guard"
 

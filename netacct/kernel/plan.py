@@ -56,6 +56,19 @@ HOST_POD_LIMIT = 512
 """So many hostNetwork pods can be told apart, where that is asked for; kubelets run 110 pods, or some more."""
 
 
+LEGS = {
+    "tx": (Scope.POD, Direction.TRANSMIT),
+    "rx": (Scope.POD, Direction.RECEIVE),
+    "to": (Scope.REST, Direction.TRANSMIT),
+    "ro": (Scope.REST, Direction.RECEIVE),
+    "hi": (Scope.HOST, Direction.RECEIVE),
+    "ho": (Scope.HOST, Direction.TRANSMIT),
+    "pi": (Scope.HOST_POD, Direction.RECEIVE),
+    "po": (Scope.HOST_POD, Direction.TRANSMIT),
+}
+"""What a set of counters is called after, on both datapaths: whose packets, which way."""
+
+
 class Group(NamedTuple):
     """CIDRs of one class that lie in one layer."""
 

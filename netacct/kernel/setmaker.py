@@ -20,7 +20,8 @@ from netacct.kernel import ipset
 from netacct.kernel.ipset import Header, SetFullError, Sets
 from netacct.kernel.layout import HALVES, SENTINEL, SET_PREFIX, SetSpec, hash_size
 from netacct.kernel.netlink import Netlink
-from netacct.model import Address, Count, CounterKey, Direction, Family, Scope
+from netacct.kernel.plan import LEGS
+from netacct.model import Address, Count, CounterKey, Family, Scope
 
 EPOCH_LENGTH = 6
 SPARE = "+"
@@ -31,14 +32,6 @@ _EPOCH_BITS = 62  # a sentinel's bytes are a 64-bit counter, and readers in othe
 
 _OURS = re.compile(rf"{SET_PREFIX}([46])([-+])(tx|rx|to|ro|hi|ho|own|local|[bc]\d+)(?:-(.+))?")
 _EPOCH = re.compile(f"[{_EPOCH_ALPHABET}]{{{EPOCH_LENGTH}}}")
-_LEGS = {
-    "tx": (Scope.POD, Direction.TRANSMIT),
-    "rx": (Scope.POD, Direction.RECEIVE),
-    "to": (Scope.REST, Direction.TRANSMIT),
-    "ro": (Scope.REST, Direction.RECEIVE),
-    "hi": (Scope.HOST, Direction.RECEIVE),
-    "ho": (Scope.HOST, Direction.TRANSMIT),
-}
 
 
 _POD_TYPES = {"hash:ip", "bitmap:ip"}
@@ -66,9 +59,9 @@ def key_of(name: str) -> CounterKey | None:
     None where it only classifies, and for a catch-all without an epoch, which no agent made.
     """
     match = _OURS.fullmatch(name)
-    if match is None or match[3] not in _LEGS or not match[4]:
+    if match is None or match[3] not in LEGS or not match[4]:
         return None
-    scope, direction = _LEGS[match[3]]
+    scope, direction = LEGS[match[3]]
     traffic = match[4]
     if scope is not Scope.POD:
         traffic, _, epoch = match[4].rpartition("-")
