@@ -37,10 +37,16 @@ SourceEvent: TypeAlias = Replace | Update
 
 
 class Health(NamedTuple):
-    """Whether a source can be relied on now; `reason` says why not, in words, and is "" where it can."""
+    """Whether a source can be relied on now; `reason` says why not, in words, and is "" where it can.
+
+    `present` is False where what the source asks is not on this node: a source that nobody named is left out then.
+    `age` is how many seconds ago a source that asks got its last answer; None where it never did, or does not ask.
+    """
 
     up: bool
     reason: str = ""
+    present: bool = True
+    age: float | None = None
 
 
 class Source(Protocol):

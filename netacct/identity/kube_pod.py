@@ -1,0 +1,115 @@
+"""What netacct needs of a Kubernetes pod, as all sources that speak of v1.Pod objects tell it (KubePod)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from netacct import clock
+from netacct.identity.workloads import workload
+from netacct.model import UNBOUNDED, WHOLE, Address, Observation, Pod, pack
+
+MIRROR = "kubernetes.io/config.mirror"
+"""The annotation by which the API server's copy of a static pod names the uid that the node knows it by."""
+
+ENDED = frozenset({"Succeeded", "Failed"})
+"""The phases of pods that own nothing, although they keep their address in `status` (kubernetes/kubernetes#47806)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubePod:
+    """A pod (k8s.io/api core/v1, Pod), as far as it matters here.
+
+    `uid` is the one that its node knows it by, also for static pods. `ips` are `status.podIPs`; of a hostNetwork pod
+    they are the node's. `owner` is its controller's (kind, name), or ("", ""). `started` is Unix seconds:
+    `status.startTime`, else its creation; None where there is neither.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    host_network: bool
+    ips: tuple[Address, ...]
+    owner: tuple[str, str]
+    labels: Mapping[str, str]
+    started: float | None
+
+
+def from_json(document: Mapping[str, Any]) -> KubePod | None:
+    """A pod from its JSON form, without what is malformed; None where it has no name or uid, and so is none."""
+    metadata, spec, status = (_mapping(document.get(part)) for part in ("metadata", "spec", "status"))
+    namespace, name = _text(metadata.get("namespace")), _text(metadata.get("name"))
+    uid = _text(_mapping(metadata.get("annotations")).get(MIRROR)) or _text(metadata.get("uid"))
+    if not (namespace and name and uid):
+        return None
+    several = _sequence(status.get("podIPs"))
+    texts = [_text(_mapping(each).get("ip")) for each in several] or [_text(status.get("podIP"))]
+    owners = [_mapping(each) for each in _sequence(metadata.get("ownerReferences"))]
+    owner = next((each for each in owners if each.get("controller") is True), {})
+    return KubePod(
+        namespace,
+        name,
+        uid,
+        _text(status.get("phase")),
+        spec.get("hostNetwork") is True,
+        addresses(texts),
+        (_text(owner.get("kind")), _text(owner.get("name"))),
+        {key: value for key, value in _mapping(metadata.get("labels")).items() if isinstance(value, str)},
+        _time(status.get("startTime")) or _time(metadata.get("creationTimestamp")),
+    )
+
+
+def addresses(texts: Iterable[str]) -> tuple[Address, ...]:
+    """Addresses from their text forms, without what is none, each once."""
+    found: dict[Address, None] = {}
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            found[pack(text)] = None
+    return tuple(found)
+
+
+def observations(
+    source: str, pods: Iterable[KubePod], at: float, labels: Collection[str] = ()
+) -> tuple[Observation, ...]:
+    """What `source` observes when it sees these pods at `at` (CLOCK_BOOTTIME seconds): one observation an address.
+
+    Args:
+        source: its name.
+        pods: all pods of this node that it knows.
+        at: when it learnt it.
+        labels: the keys of the labels to keep. Others may change without anybody noticing.
+    """
+    seen: list[Observation] = []
+    for pod in pods:
+        kind, name = workload(*pod.owner, pod.labels, pod.started)
+        kept = tuple(sorted((key, pod.labels[key]) for key in labels if key in pod.labels))
+        whose = Pod(pod.namespace, pod.name, pod.uid, kind, name, kept)
+        created = UNBOUNDED if pod.started is None else clock.from_wall(pod.started)
+        ips = (WHOLE,) if pod.host_network else pod.ips
+        owns = pod.phase not in ENDED
+        seen += [Observation(source, ip, whose, "", created, at, present=owns) for ip in ips]
+    return tuple(seen)
+
+
+def _time(text: object) -> float | None:
+    """Unix seconds of an RFC 3339 time."""
+    try:
+        return datetime.fromisoformat(_text(text)).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
