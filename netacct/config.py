@@ -63,12 +63,34 @@ class FileIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class KubeletIdentity:
+    """How to ask the kubelet for its pods; `url` and `ca_file` may be `auto`, the others "" where there are none."""
+
+    url: str
+    ca_file: str
+    certificate_file: str
+    key_file: str
+    token_file: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApiserverIdentity:
+    """How to ask the API server for the pods of this node; both may be `auto`."""
+
+    kubeconfig: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
-    """`sources`: the names of the sources to run, `auto` resolved. `late_binding`: seconds."""
+    """`sources`: the names of the sources to run, `auto` resolved. `late_binding` and `poll` are seconds."""
 
     sources: tuple[str, ...]
     file: FileIdentity
     cni: Directories
+    kubelet: KubeletIdentity
+    apiserver: ApiserverIdentity
+    poll: float
     late_binding: float
 
 
@@ -262,6 +284,8 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
             **part("identity"),
             file=FileIdentity(**part("identity.file")),
             cni=Directories(**part("identity.cni")),
+            kubelet=KubeletIdentity(**part("identity.kubelet")),
+            apiserver=ApiserverIdentity(**part("identity.apiserver")),
         ),
         metrics=Metrics(**part("metrics")),
         web=Web(**part("web")),

@@ -21,6 +21,11 @@ _HEALTH_PATHS = ("/livez", "/readyz", "/-/healthy", "/-/ready")
 PATH_FORMS = f"a path like /metrics; {', '.join(_HEALTH_PATHS)} are taken"
 """What messages allow for these two keys."""
 
+AUTO_SOURCES = ("file", "kubelet-pods-api", "kubelet", "cri", "cni", "azure-cni", "aws-cni")
+"""What `identity.sources: auto` stands for, most trusted first: those who know owners and labels come before others."""
+
+KUBELET_FORMS = "auto, or https://HOST or https://HOST:PORT"
+
 _LATER_PROVIDERS = ("gce", "azure", "aws", "kubernetes", "rtnetlink")
 _YEAR = 365 * 86400.0
 
@@ -136,6 +141,28 @@ def _absolute(text: str) -> str:
     return os.path.normpath(text)
 
 
+def _absolute_or_none(text: str) -> str:
+    return _absolute(text) if text else ""
+
+
+def _auto_or_absolute(text: str) -> str:
+    return text if text == "auto" else _absolute(text)
+
+
+def _kubelet_url(text: str) -> str:
+    """`auto`, or https://HOST[:PORT]: a token never goes anywhere unencrypted. Else raises ValueError."""
+    if text != "auto" and not re.fullmatch(r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?/?", text):
+        raise ValueError(text)
+    return text.rstrip("/")
+
+
+def _node_name(text: str) -> str:
+    """`auto`, or a DNS subdomain (RFC 1123), as names of nodes are. Else raises ValueError."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text):
+        raise ValueError(text)
+    return text
+
+
 def _policy(text: str) -> str:
     if not text or "\0" in text:
         raise ValueError(text)
@@ -184,9 +211,17 @@ KEYS: dict[str, Key] = {
     "ranges.providers": Key(("cni",), _auto_or_list(("cni",), "cni", later=_LATER_PROVIDERS)),
     "ranges.cni.directories": Key(cni_cache.CONFIGURATION, _auto_or(cni_cache.CONFIGURATION, _distinct(_PATH))),
     "marks.mode": Key("auto", _one_of("auto", "on", "off")),
-    "identity.sources": Key(("file", "cni"), _auto_or_list(("file", "cni"), "file", "cni", "veth")),
+    "identity.sources": Key(AUTO_SOURCES, _auto_or_list(AUTO_SOURCES, *AUTO_SOURCES, "veth", "apiserver")),
     "identity.file.path": Key("/etc/netacct/pods.yaml", _PATH),
     "identity.cni.directories": Key(cni_cache.DIRECTORIES, _auto_or(cni_cache.DIRECTORIES, _distinct(_PATH))),
+    "identity.kubelet.url": Key("auto", _text(_kubelet_url, KUBELET_FORMS)),
+    "identity.kubelet.ca_file": Key("auto", _text(_auto_or_absolute, "auto, or an absolute path")),
+    "identity.kubelet.certificate_file": Key("", _text(_absolute_or_none, 'an absolute path, or ""')),
+    "identity.kubelet.key_file": Key("", _text(_absolute_or_none, 'an absolute path, or ""')),
+    "identity.kubelet.token_file": Key("", _text(_absolute_or_none, 'an absolute path, or ""')),
+    "identity.apiserver.kubeconfig": Key("auto", _text(_auto_or_absolute, "auto, or an absolute path")),
+    "identity.apiserver.node": Key("auto", _text(_node_name, "auto, or the node's name in Kubernetes")),
+    "identity.poll": Key(30.0, _seconds(10, 3600)),
     "identity.late_binding": Key(120.0, _seconds(0, 3600)),
     "metrics.pods": Key(True, Node.boolean),
     "metrics.workloads": Key(True, Node.boolean),

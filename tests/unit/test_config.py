@@ -9,7 +9,7 @@ import pytest
 
 from netacct import choosing, config
 from netacct.config import Config, effective, examine, load
-from netacct.config_keys import Listen, listen_address, telemetry_path
+from netacct.config_keys import AUTO_SOURCES, Listen, listen_address, telemetry_path
 from netacct.errors import EX_CONFIG, ConfigError
 
 
@@ -40,7 +40,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     written = load(_write(tmp_path / "full.yaml", ARCHITECTURE))
     same = dataclasses.replace(written, local_ranges=(), log=empty.log)
     assert same == empty
-    assert (empty.identity.sources, empty.identity.late_binding) == (("file", "cni"), 120.0)
+    assert (empty.identity.sources, empty.identity.late_binding) == (AUTO_SOURCES, 120.0)
     assert (empty.metrics.retention, empty.metrics.zero_first, empty.metrics.max_pod_series) == (300.0, 60.0, 500)
     assert (empty.web.listen_address, empty.log.format) == ((Listen("", 19112),), "auto")
     assert [str(network) for network in written.local_ranges] == ["10.244.1.0/24", "fd00:10:244:1::/64"]
@@ -104,7 +104,7 @@ def test_the_effective_list_is_plain(tmp_path: Path) -> None:
         ("identity: {cni: {directories: [results]}}", r"directories\[0\]: 'results' is not a valid value"),
         ("ranges: {cni: {directories: [/a, /a]}}", r"directories\[1\]: '/a' is listed twice"),
         ("identity: {sources: [file, file]}", r"sources\[1\]: 'file' is listed twice"),
-        ("identity: {sources: [kubelet]}", r"'kubelet' is not a valid value \(allowed: auto, .*: file, cni, veth\)"),
+        ("identity: {sources: [kubelets]}", r"'kubelets' is not a valid value \(allowed: auto, .*, veth, apiserver\)"),
         ("identity: {late_binding: 2h}", "late_binding: 2h is out of range"),
         ("identity: {file: {path: pods.yaml}}", r"'pods.yaml' is not a valid value \(allowed: an absolute path\)"),
         ("marks: {mode: maybe}", "'maybe' is not a valid value"),
