@@ -78,6 +78,10 @@ class Cgroups:
         """The path of the container's cgroup."""
         return str(self._path(uid) / "container")
 
+    def path(self, uid: str) -> str:
+        """The path of the pod's cgroup below the root of the tree."""
+        return str(self._path(uid)).removeprefix(tree_root())
+
     def worker(self, uid: str = "") -> Worker:
         """Start a process in the pod's container; in the lab's own cgroup, which is no pod's, without uid."""
         where = self.container(uid) if uid else str(self.root)
