@@ -121,7 +121,8 @@ class Fault(NamedTuple):
 class Settings:
     """What the files ask for. `configured`: a user has set anything at all.
 
-    unknown: those of pod, node and service for which the policy has no CIDR.
+    unknown:   those of pod, node and service for which the policy has no CIDR.
+    host_pods: hostNetwork pods shall be told apart by their cgroups.
     """
 
     configured: bool = False
@@ -132,6 +133,7 @@ class Settings:
     tunnel: Tunnel = field(default_factory=Tunnel)
     marks: Literal["auto", "on", "off"] = "auto"
     mask: int = 0
+    host_pods: bool = False
     faults: tuple[Fault, ...] = ()
 
 
@@ -213,7 +215,11 @@ class Flowtable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All of it. `unread`: what could not be looked at, and why."""
+    """All of it.
+
+    cgroups: where the whole cgroup v2 tree is mounted, "" where it is not.
+    unread:  what could not be looked at, and why.
+    """
 
     modules: Modules = field(default_factory=Modules)
     process: Process = Process()
@@ -231,6 +237,7 @@ class Facts:
     nft_rules: tuple[NftRule, ...] = ()
     flowtables: tuple[Flowtable, ...] = ()
     virtual_services: int = 0
+    cgroups: str = "/sys/fs/cgroup"
     sysctls: Mapping[str, int] = field(default_factory=dict)
     wall_clock: float | None = None
     unread: tuple[Fault, ...] = ()

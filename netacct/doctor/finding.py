@@ -202,6 +202,13 @@ CATALOGUE: dict[str, Advice] = {
         "Without the addresses of this node's pods no pod is counted, only the host.",
         "Set local_ranges, or name the pods in the pods file.",
     ),
+    "host-pods-not-told-apart": Advice(
+        "warning",
+        "`host_pods: cgroup` is set, but hostNetwork pods stay with the host; where the kernel cannot match sockets by "
+        "cgroup, no rules are installed at all.",
+        "Mount the cgroup v2 tree whole (in a container: the host's), or install the kernel's package of extra "
+        "modules; or set `host_pods: off`.",
+    ),
     "cluster-ranges-unknown": Advice(
         "info",
         "Pods and services elsewhere in the cluster, and other nodes, show as `private` or by the CIDR they lie in.",

@@ -12,6 +12,7 @@ from netacct.config import Config
 from netacct.doctor.facts import Agent, Datapath, Directory, Facts, Fault, Process, Rules, Settings, XtablesLock
 from netacct.doctor.look import agent, kernel, links, nft, process, settings, xtables
 from netacct.errors import PermissionRefusedError
+from netacct.identity.host_pods import tree_root
 from netacct.kernel import marks, modules
 from netacct.kernel.modules import Modules
 
@@ -68,6 +69,7 @@ def gather(config_file: str | None = None, flags: Mapping[str, str | list[str]] 
         nft_chains=chains,
         nft_rules=rules,
         flowtables=flowtables,
+        cgroups=look.at("cgroups", tree_root, nothing.cgroups),
         virtual_services=look.at("IPVS", kernel.virtual_services, 0),
         sysctls=look.at("sysctl", kernel.sysctls, {}),
         wall_clock=time.time(),

@@ -32,7 +32,13 @@ NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """By datapath: the modules that its rules need, and the options that build them in; of several options, the first that
 this kernel knows decides. The target SET comes with xt_set, MARK with xt_mark."""
 
-_OPTIONS = {module: options for some in NEEDED.values() for module, options in some.items()}
+HOST_PODS: Mapping[str, tuple[str, ...]] = {"nft_socket": ("NFT_SOCKET",)}
+"""As in `NEEDED`: what the rules of `host_pods: cgroup` need beyond nf_tables."""
+
+HOST_PODS_OPTION = "SOCK_CGROUP_DATA"
+"""And what must be built in, so that sockets know their cgroup."""
+
+_OPTIONS = {module: options for some in (*NEEDED.values(), HOST_PODS) for module, options in some.items()}
 _NET = Path("/proc/thread-self/net")
 _SYS = Path("/sys/module")
 _EXTENSIONS = {"set": "xt_set", "mark": "xt_mark", "multiport": "xt_multiport"}
@@ -53,7 +59,7 @@ class Modules:
     config: Mapping[str, str] | None = None
 
     def lacks(self, name: str) -> bool:
-        """Whether it is certain that a module of `NEEDED` cannot be had; no source, no certainty."""
+        """Whether it is certain that a module of `NEEDED` or `HOST_PODS` cannot be had; no source, no certainty."""
         files = (self.builtin or frozenset()) | (self.installed or frozenset())
         if name in self.active or name in files:
             return False
@@ -67,6 +73,10 @@ class Modules:
         if name in self.active or name in (self.builtin or ()):
             return False
         return self.lacks(name) or (self.installed is not None and name in self.installed)
+
+    def unset(self, option: str) -> bool:
+        """Whether it is certain that the kernel was built without an option."""
+        return self.config is not None and option not in self.config
 
     def _option(self, name: str) -> str:
         """`y` or `m`, "" where the option is unset or the configuration is not known."""

@@ -22,6 +22,7 @@ from netacct.doctor import checks, gather
 from netacct.doctor.finding import Finding
 from netacct.doctor.look.process import flock_on
 from netacct.errors import NetacctError
+from netacct.identity.host_pods import tree_root
 from netacct.kernel.detect import DATAPATHS
 from netacct.kernel.iptables import IptablesDatapath
 from netacct.kernel.nftables import NftablesDatapath
@@ -568,6 +569,19 @@ def test_a_node_without_ranges_is_found(netns: support.Netns, settings: str) -> 
     found = examine(settings)
     assert [item.name for item in found] == ["no-local-range", "cluster-ranges-unknown"]
     assert found[1].what == "policy policy has no CIDR for pod, service"
+
+
+@pytest.mark.skipif(not tree_root(), reason="needs a cgroup v2 tree")
+def test_a_cgroup_tree_that_is_not_mounted_is_found(netns: support.Netns, settings: str) -> None:
+    """Where hostNetwork pods shall be told apart, the missing tree is said; with the tree there nothing is."""
+    del netns
+    text = Path(settings).read_text()
+    Path(settings).write_text(text.replace("datapath: iptables", "datapath: nftables\nhost_pods: cgroup"))
+    assert examine(settings) == []
+    script = f"umount -l {tree_root()} && exec {NETACCT} doctor -o json --config.file {settings}"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, check=False, timeout=30)
+    found = [(item["name"], item["severity"], item["where"]) for item in json.loads(done.stdout)]
+    assert found == [("host-pods-not-told-apart", "warning", "mounts")], done.stderr
 
 
 def npd(*arguments: str, wrapper: tuple[str, ...] = ()) -> tuple[int, str, str]:

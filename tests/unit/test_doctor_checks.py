@@ -106,6 +106,27 @@ def test_a_module_that_is_configured_but_not_installed_is_missing() -> None:
     assert names(Facts(modules=Modules(installed=tree, config=config | {"NETFILTER_XT_SET": "y"}))) == []
 
 
+@pytest.mark.parametrize(
+    ("known", "missing"),
+    [
+        (Modules(config={"NFT_SOCKET": "m"}), "SOCK_CGROUP_DATA"),
+        (Modules(config={"SOCK_CGROUP_DATA": "y"}), "nft_socket"),
+        (Modules(config={}), "nft_socket, SOCK_CGROUP_DATA"),
+        (Modules(installed=frozenset(NEEDED), builtin=frozenset()), "nft_socket"),
+        (Modules(config={"NFT_SOCKET": "y", "SOCK_CGROUP_DATA": "y"}), ""),
+        (Modules(active=frozenset({"nft_socket"})), ""),
+        (Modules(), ""),
+    ],
+)
+def test_a_kernel_that_cannot_tell_host_pods_apart_is_named(known: Modules, missing: str) -> None:
+    """What `host_pods: cgroup` needs is missed where it is certainly not there, and only where that is asked for."""
+    facts = Facts(modules=known, datapath=Datapath("nftables"), settings=Settings(host_pods=True))
+    found = [item for item in checks.examine(facts) if item.name == "host-pods-not-told-apart"]
+    wanted = [("error", f"this kernel has no {missing}")] if missing else []
+    assert [(item.severity, item.what) for item in found] == wanted
+    assert "host-pods-not-told-apart" not in names(replace(facts, settings=Settings(), cgroups=""))
+
+
 def test_modules_are_read_below_a_root(tmp_path: Path) -> None:
     """Without a module tree and a configuration nothing is claimed about what is not loaded."""
     found = modules.look(tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from netacct.doctor.facts import Facts
 from netacct.doctor.finding import Finding, finding
 from netacct.kernel.detect import DATAPATHS
-from netacct.kernel.modules import NEEDED
+from netacct.kernel.modules import HOST_PODS, HOST_PODS_OPTION, NEEDED
 
 YEAR_2025 = 1735689600.0
 _DEFAULT_INTERFACES = frozenset(("lo", "eth0", "tunl0", "sit0", "gre0", "gretap0", "erspan0", "ip6tnl0", "ip6gre0"))
@@ -21,6 +21,19 @@ def features(facts: Facts) -> Iterable[Finding]:
     missing = [module for name in wanted for module in NEEDED[name] if facts.modules.lacks(module)]
     if missing:
         yield finding("kernel-feature-missing", f"this kernel has no {', '.join(missing)}", "kernel")
+
+
+def host_pods(facts: Facts) -> Iterable[Finding]:
+    """What telling hostNetwork pods apart needs of the kernel, and of whoever mounts file systems."""
+    if not facts.settings.host_pods:
+        return
+    missing = [module for module in HOST_PODS if facts.modules.lacks(module)]
+    missing += [HOST_PODS_OPTION] if facts.modules.unset(HOST_PODS_OPTION) else []
+    if missing:
+        what = f"this kernel has no {', '.join(missing)}"
+        yield finding("host-pods-not-told-apart", what, "kernel", "error")
+    if not facts.cgroups:
+        yield finding("host-pods-not-told-apart", "the whole cgroup v2 tree is mounted nowhere", "mounts")
 
 
 def datapath(facts: Facts) -> Iterable[Finding]:
@@ -70,4 +83,4 @@ def clock(facts: Facts) -> Iterable[Finding]:
         yield finding("clock-not-set", f"the wall clock says {shown}", "clock")
 
 
-CHECKS = (features, datapath, sight, choice, capabilities, pod_namespace, clock)
+CHECKS = (features, host_pods, datapath, sight, choice, capabilities, pod_namespace, clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 from netacct import config as configuration
@@ -31,6 +32,7 @@ def settings(path: str | None, flags: Mapping[str, str | list[str]]) -> tuple[Co
         enabled=config.enabled,
         local=local,
         marks=cast("marks.Mode", config.marks.mode),  # the configuration accepts nothing else
+        host_pods=config.host_pods == "cgroup",
         faults=tuple(Fault(_where(error), str(error)) for error in errors),
     )
     return config, _with_policy(found, policy)
@@ -40,16 +42,12 @@ def _with_policy(found: Settings, policy: Policy | None) -> Settings:
     if policy is None:
         return found
     known = {prefix.traffic for prefix in policy.prefixes}
-    return Settings(
-        configured=found.configured,
-        enabled=found.enabled,
-        local=found.local,
+    return replace(
+        found,
         policy=policy.name,
         unknown=tuple(name for name in MAY_BE_EMPTY if name not in known),
         tunnel=policy.tunnel,
-        marks=found.marks,
         mask=policy.marks.mask if policy.marks else 0,
-        faults=found.faults,
     )
 
 
