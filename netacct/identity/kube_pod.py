@@ -41,13 +41,12 @@ class KubePod:
 
 def from_json(document: Mapping[str, Any]) -> KubePod | None:
     """A pod from its JSON form, without what is malformed; None where it has no name or uid, and so is none."""
-    metadata, spec, status = (_mapping(document.get(part)) for part in ("metadata", "spec", "status"))
+    metadata, spec, status = (_mapping(_mapping(document).get(part)) for part in ("metadata", "spec", "status"))
     namespace, name = _text(metadata.get("namespace")), _text(metadata.get("name"))
     uid = _text(_mapping(metadata.get("annotations")).get(MIRROR)) or _text(metadata.get("uid"))
     if not (namespace and name and uid):
         return None
-    several = _sequence(status.get("podIPs"))
-    texts = [_text(_mapping(each).get("ip")) for each in several] or [_text(status.get("podIP"))]
+    texts = [_text(_mapping(each).get("ip")) for each in _sequence(status.get("podIPs"))]
     owners = [_mapping(each) for each in _sequence(metadata.get("ownerReferences"))]
     owner = next((each for each in owners if each.get("controller") is True), {})
     return KubePod(
@@ -56,7 +55,7 @@ def from_json(document: Mapping[str, Any]) -> KubePod | None:
         uid,
         _text(status.get("phase")),
         spec.get("hostNetwork") is True,
-        addresses(texts),
+        addresses(texts) or addresses([_text(status.get("podIP"))]),
         (_text(owner.get("kind")), _text(owner.get("name"))),
         {key: value for key, value in _mapping(metadata.get("labels")).items() if isinstance(value, str)},
         _time(status.get("startTime")) or _time(metadata.get("creationTimestamp")),
@@ -85,7 +84,7 @@ def observations(
     """
     seen: list[Observation] = []
     for pod in pods:
-        kind, name = workload(*pod.owner, pod.labels, pod.started)
+        kind, name = workload(pod.name, *pod.owner, pod.labels, pod.started)
         kept = tuple(sorted((key, pod.labels[key]) for key in labels if key in pod.labels))
         whose = Pod(pod.namespace, pod.name, pod.uid, kind, name, kept)
         created = UNBOUNDED if pod.started is None else clock.from_wall(pod.started)
@@ -96,11 +95,13 @@ def observations(
 
 
 def _time(text: object) -> float | None:
-    """Unix seconds of an RFC 3339 time."""
+    """Unix seconds of an RFC 3339 time; None for anything else, and for Go's zero time, which is none."""
     try:
-        return datetime.fromisoformat(_text(text)).timestamp() if text else None
+        time = datetime.fromisoformat(_text(text))
     except ValueError:
         return None
+    # Without an offset it would be read in the time zone of this process.
+    return time.timestamp() if time.tzinfo and time.year > 1 else None
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
