@@ -57,6 +57,8 @@ ROWS = (
     Row(OUT, "netacct, nftables", "netacct, nftables, marks"),
     Row(TO_NODE, "bare", "netacct, nftables"),
     Row(FROM_NODE, "bare", "netacct, nftables"),
+    Row(TO_NODE, "netacct, nftables", "netacct, nftables, host pods"),
+    Row(FROM_NODE, "netacct, nftables", "netacct, nftables, host pods"),
     Row(IN, "bare", "netacct, nftables"),
     Row(FROM_4096, "bare, 4,096 addresses", "netacct, nftables, 4,096 addresses"),
     Row(TO_4096, "bare, 4,096 addresses", "netacct, nftables, 4,096 addresses"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench_netns import Namespace
 
 from netacct import policy_file
+from netacct.identity import host_pods
 from netacct.kernel import plan
 from netacct.kernel.iptables import IptablesDatapath
 from netacct.kernel.nftables import NftablesDatapath
@@ -26,20 +27,22 @@ DATAPATHS = {"iptables": IptablesDatapath, "nftables": NftablesDatapath}
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What netacct is told to count on one node, and how."""
+    """What netacct is told to count on one node, and how. `host_pods`: hostNetwork pods are told apart from it."""
 
     policy: Path
     local: Sequence[str]
     own: Sequence[str]
     marks: bool = False
     datapath: str = "iptables"
+    host_pods: bool = False
 
     def plan(self) -> plan.Plan:
         """The plan of it."""
         policy = policy_file.load(str(self.policy))
         local = [ipaddress.ip_network(cidr) for cidr in self.local]
         own = [pack(address) for address in self.own]
-        return plan.build(policy, local, own, policy.marks if self.marks else None)
+        levels = host_pods.LEVELS if self.host_pods else ()
+        return plan.build(policy, local, own, policy.marks if self.marks else None, host_pods=levels)
 
 
 def install(node: Namespace, setup: Setup) -> None:

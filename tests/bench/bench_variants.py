@@ -87,6 +87,7 @@ def make_variants(
         Variant(f"netacct, {len(cidrs):,} CIDRs", "", _setup(many)),
         Variant("netacct, nftables", "", nft),
         Variant("netacct, nftables, marks", "", replace(marked, datapath="nftables")),
+        Variant("netacct, nftables, host pods", "", replace(nft, host_pods=True)),
         Variant("kubernetes + netacct, nftables", KUBERNETES, nft),
         Variant(
             "netacct, nftables, 4,096 addresses",
