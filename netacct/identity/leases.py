@@ -31,13 +31,16 @@ Decisions
       from the configuration, is brought up to date with `replace`.
     - Where sources disagree about a pod's names or labels, the one that stands first in `priority` is believed. Of
       several creation times the latest is: pods start before their sandboxes.
+    - Owner and labels that it does not tell come from the others (`Names`), whatever address they spoke of, and stay
+      known. Told late, they change a lease that has closed, too: it was this pod's all the same.
 
 Invariants
     I1  At most one open lease per address, and it belongs to a claim that somebody vouches for.
     I2  No open lease is older than another standing claim of its address that never lost it.
     I3  Only a "gone" of the same (ip, uid, sandbox) by a source that vouched for it releases, and only a younger one
         than that source's last word: doubled and reordered events change nothing.
-    I4  What is kept of the past is bounded: closed leases and withdrawn words for `keep` seconds, or as long as
+    I4  An owner, once known, is known for as long as a lease is remembered.
+    I5  What is kept of the past is bounded: closed leases and withdrawn words for `keep` seconds, or as long as
         a source still repeats the claim.
 """
 
@@ -47,6 +50,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+from netacct.identity.names import Names
 from netacct.model import UNBOUNDED, Address, Lease, Observation, Pod
 
 KEEP = 600.0
@@ -66,7 +70,7 @@ class Close(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The holder stays; what is known of it changed."""
+    """The holder stays; what is known of it changed. Of a closed lease, the owner or the labels became known."""
 
     lease: Lease
     old: Lease
@@ -74,7 +78,7 @@ class Update(NamedTuple):
     @property
     def moves_bytes(self) -> bool:
         """Whether bytes from now on go to other series than before."""
-        return _names(self.lease.pod) != _names(self.old.pod)
+        return self.lease.pod != self.old.pod
 
 
 Change: TypeAlias = Open | Close | Update
@@ -124,6 +128,7 @@ class LeaseBook:
     def __init__(self, priority: Sequence[str] = (), leases: Iterable[Lease] = (), *, keep: float = KEEP) -> None:
         self._priority = {source: rank for rank, source in enumerate(priority)}
         self._keep = keep
+        self._names = Names()
         self._claims: dict[Address, list[_Claim]] = {}
         self._open: dict[Address, Lease] = {}
         self._closed: dict[Address, list[Lease]] = {}
@@ -135,7 +140,9 @@ class LeaseBook:
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Note what a source says. Changes no lease before `commit`."""
-        for seen in observations:
+        said = tuple(observations)
+        self._learn(said)
+        for seen in said:
             self._touched.add(seen.ip)
             if seen.present:
                 self._vouch(seen)
@@ -144,7 +151,8 @@ class LeaseBook:
 
     def replace(self, source: str, observations: Iterable[Observation], seen_at: float) -> None:
         """Note a full list of what `source` sees at `seen_at`: it takes back its word for everything else."""
-        listed = [seen for seen in observations if seen.present]
+        said = tuple(observations)
+        listed = [seen for seen in said if seen.present]
         names: dict[Address, list[tuple[str, str]]] = {}
         for seen in listed:
             names.setdefault(seen.ip, []).append((_uid(seen.pod), seen.sandbox))
@@ -152,6 +160,7 @@ class LeaseBook:
             if not any(claim.is_of(*name) for name in names.get(claim.ip, ())):
                 self._touched.add(claim.ip)
                 self._withdraw(source, claim.ip, claim.uid, claim.sandbox, seen_at)
+        self._learn(seen for seen in said if not seen.present)
         self.observe(listed)
 
     def pending(self) -> tuple[Change, ...]:
@@ -161,7 +170,8 @@ class LeaseBook:
     def commit(self, at: float) -> tuple[Change, ...]:
         """Make the pending changes at time `at`, which is when the counters were read, and return them.
 
-        They come as closings, then brief leases (an opening and a closing each), then openings and updates.
+        They come as closings, then brief leases (an opening and a closing each), then openings and updates; what closes
+        under a name that only now is known is updated first.
         """
         changes = self._changes(at)
         for change in changes:
@@ -170,6 +180,9 @@ class LeaseBook:
                 self._closed.setdefault(ip, []).append(change.lease)
                 if self._open.get(ip) == replace(change.lease, closed=None):
                     del self._open[ip]
+            elif isinstance(change, Update) and change.lease.closed is not None:
+                past = self._closed[ip]
+                past[past.index(change.old)] = change.lease
             elif change.lease not in self._brief_leases(at):
                 self._open[ip] = change.lease
         self._brief.clear()
@@ -202,6 +215,7 @@ class LeaseBook:
             yield from leases
 
     def _restore(self, lease: Lease) -> None:
+        self._names.note(_uid(lease.pod), len(self._priority) + 1, lease.opened, lease.pod)
         if lease.closed is not None:
             self._closed.setdefault(lease.ip, []).append(lease)
             return
@@ -209,6 +223,17 @@ class LeaseBook:
         claim = _Claim(lease.ip, _uid(lease.pod), lease.sandbox, dict.fromkeys(lease.sources, word))
         self._claims.setdefault(lease.ip, []).append(claim)
         self._open[lease.ip] = lease
+
+    def _learn(self, observations: Iterable[Observation]) -> None:
+        """Note owners and labels, also of pods that have ended."""
+        named = {
+            _uid(seen.pod)
+            for seen in observations
+            if self._names.note(_uid(seen.pod), self._rank(seen.source), seen.seen_at, seen.pod)
+        }
+        if named:
+            self._touched |= {claim.ip for claims in self._claims.values() for claim in claims if claim.uid in named}
+            self._touched |= {lease.ip for lease in self._past() if _uid(lease.pod) in named}
 
     def _vouch(self, seen: Observation) -> None:
         for sandbox in {seen.sandbox, ""}:
@@ -276,9 +301,17 @@ class LeaseBook:
         others = [*past, present] if present else past
         return any(lease.opened >= own and not claim.held(lease) for lease in others)
 
+    def _rank(self, source: str) -> int:
+        return self._priority.get(source, len(self._priority))
+
+    def _named(self, lease: Lease) -> Lease:
+        """The lease with what is known by now of its pod."""
+        pod = self._names.fill(_uid(lease.pod), lease.pod)
+        return lease if pod == lease.pod else replace(lease, pod=pod)
+
     def _lease(self, claim: _Claim, opened: float) -> Lease:
-        source = min(claim.words, key=lambda source: (self._priority.get(source, len(self._priority)), source))
-        pod = claim.words[source].pod
+        source = min(claim.words, key=lambda source: (self._rank(source), source))
+        pod = self._names.fill(claim.uid, claim.words[source].pod)
         return Lease(claim.ip, pod, claim.sandbox, claim.created, opened, sources=frozenset(claim.words))
 
     def _changes(self, at: float) -> tuple[Change, ...]:
@@ -290,14 +323,19 @@ class LeaseBook:
                 new = self._lease(claim, old.opened)
                 others += [Update(new, old)] if new != old else []
                 continue
-            closings += [Close(replace(old, closed=at))] if old is not None else []
+            if old is not None:
+                closing = self._named(old)
+                closings += [Update(closing, old)] if closing != old else []
+                closings += [Close(replace(closing, closed=at))]
             others += [Open(self._lease(claim, at))] if claim is not None else []
         for lease in self._brief_leases(at):
             closings += [Open(lease), Close(replace(lease, closed=at))]
+        past = [lease for ip in sorted(self._touched) for lease in self._closed.get(ip, ()) if not lease.pod.workload]
+        others += [Update(named, lease) for lease in past if (named := self._named(lease)) != lease]
         return (*closings, *others)
 
     def _brief_leases(self, at: float) -> list[Lease]:
-        return [replace(lease, opened=at) for lease in self._brief]
+        return [replace(self._named(lease), opened=at) for lease in self._brief]
 
     def _forget(self, before: float) -> None:
         self._withdrawn = {key: seen_at for key, seen_at in self._withdrawn.items() if seen_at >= before}
@@ -312,12 +350,11 @@ class LeaseBook:
                 self._closed[ip] = kept
             else:
                 del self._closed[ip]
+        if self._names.has_excess(len(self._claims) + len(self._closed)):
+            claimed = {claim.uid for claims in self._claims.values() for claim in claims}
+            self._names.keep(claimed | {_uid(lease.pod) for lease in self._past()})
 
 
 def _uid(pod: Pod) -> str:
     """What tells pods apart: the uid, or the name where a source has no uid (a file of tenants)."""
     return pod.uid or f"{pod.namespace}/{pod.name}"
-
-
-def _names(pod: Pod) -> tuple[str, ...]:
-    return (pod.namespace, pod.name, pod.uid, pod.workload_kind, pod.workload)

@@ -230,12 +230,12 @@ def test_a_source_without_sandbox_ids_speaks_of_the_same_lease() -> None:
     assert update.lease.sources == {"apiserver", "cri"}
 
 
-def test_labels_come_from_the_source_that_is_believed_most_and_cost_no_reading() -> None:
-    """Priority decides who describes a pod; a mere description moves no bytes."""
+def test_labels_come_from_the_source_that_is_believed_most_and_ask_for_a_reading() -> None:
+    """Priority decides who describes a pod; bytes from then on may go to another label's series."""
     labelled = Pod("team-a", "train-0", "uid-a", labels=(("experiment", "x"),))
     book = told(LeaseBook(["apiserver", "cri"]), seen(A, 10.0, created=9.0))
     book.observe([seen(labelled, 11.0, created=9.0, source="apiserver")])
-    assert not needs_reading(book.pending())
+    assert needs_reading(book.pending())
     book.commit(11.0)
     assert holder(told(book, seen(A, 12.0, created=9.0))) == labelled
 
