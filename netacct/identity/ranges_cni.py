@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 from netacct import log
 from netacct.following import Follower, Pace, contents
 from netacct.identity.cni_cache import CONFIGURATION
+from netacct.identity.ranges_provider import Fact
+from netacct.identity.source import Health
 from netacct.model import Network
 from netacct.policy import local_range_fault, sort_key
 
@@ -175,6 +177,8 @@ class CniRanges:
         poll: seconds between looks when nothing was signalled.
     """
 
+    name = PROVIDER
+
     def __init__(self, directories: Sequence[str] = CONFIGURATION, poll: float = POLL) -> None:
         self._directories = tuple(directories)
         followed = (*directories, os.path.dirname(FLANNEL))  # noqa: PTH120 -- as above
@@ -190,9 +194,22 @@ class CniRanges:
         self._follower.start()
         return first
 
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """None."""
+        return ()
+
+    def wait(self, seconds: float) -> None:
+        """Nothing: `start` has the first answer."""
+
     def stop(self) -> None:
         """End the thread; `changed` is not called any more once this returned. Idempotent."""
         self._follower.stop()
+
+    def healthy(self) -> Health:
+        """Unhealthy, with the first fault, while a file is not understood."""
+        fault = next(iter(self._found.faults.items()), None)
+        return Health(up=True) if fault is None else Health(up=False, reason=f"{fault[0]} {fault[1]}")
 
     def _look(self, _paths: frozenset[str] | None) -> None:
         before = self._found

@@ -1,0 +1,89 @@
+"""Local ranges on Google Cloud: the alias IP ranges of the instance's interfaces, and the subnets these are in.
+
+Source: "About VM metadata" and "Predefined metadata keys" of Compute Engine's documentation. The answer is a list:
+
+    [{"ip": "10.128.0.3", "subnetmask": "255.255.240.0", "ipAliases": ["10.8.1.0/24"], "mac": "42:01:…", …}]
+
+With `wait_for_change` and the ETag of the last answer the server answers when something changed, or after
+`timeout_sec` with the same ETag. So a change is known at once, and a node asks once a minute.
+"""
+
+from __future__ import annotations
+
+from netacct import clock
+from netacct.identity.metadata_http import MetadataClient
+from netacct.identity.ranges_metadata import (
+    Known,
+    MetadataRanges,
+    UnansweredError,
+    document,
+    members,
+    network,
+    poll_pause,
+)
+from netacct.identity.ranges_provider import Fact
+from netacct.model import Network
+
+PROVIDER = "gce"
+
+URLS = ("http://169.254.169.254",)
+
+HOLD_SECONDS = 60
+"""For so long the server holds a question to which there is no news."""
+
+_MORE_SECONDS = 10.0
+"""So much longer its answer may take."""
+
+_HEADERS = {"Metadata-Flavor": "Google"}
+_PATH = "/computeMetadata/v1/instance/network-interfaces/?recursive=true&alt=json"
+
+
+class Gce:
+    """Asks Google's metadata server; the second and later questions wait there for a change.
+
+    Args:
+        hold: seconds for which the server holds a question.
+        pause: seconds between its answer and the next question.
+    """
+
+    name = PROVIDER
+
+    def __init__(self, hold: int = HOLD_SECONDS, pause: float = 1.0) -> None:
+        self._hold, self._pause = hold, pause
+        self._etag = ""
+
+    def ask(self, client: MetadataClient) -> Known:
+        """All interfaces. Raises UnansweredError."""
+        begun, etag = clock.now(), self._etag
+        if etag:
+            path = f"{_PATH}&wait_for_change=true&last_etag={etag}&timeout_sec={self._hold}"
+            answer = client.request(path, _HEADERS, timeout=self._hold + _MORE_SECONDS)
+        else:
+            answer = client.request(_PATH, _HEADERS)
+        if answer.status == 200 and answer.headers.get("metadata-flavor") != "Google":
+            raise UnansweredError("the answer is not from Google's metadata server: it lacks Metadata-Flavor")
+        ranges, facts = _read(document(answer))
+        found = answer.headers.get("etag", "")
+        self._etag = found if found.isalnum() else ""
+        held = self._etag and (self._etag != etag or clock.now() - begun > self._hold / 2)
+        # A server that answers at once without news, or without an ETag, knows no waiting: it is polled.
+        return Known(ranges, facts, self._pause if held else poll_pause())
+
+
+def provider(urls: tuple[str, ...] = URLS) -> MetadataRanges:
+    """Google's alias ranges."""
+    return MetadataRanges(Gce(), MetadataClient(urls))
+
+
+def _read(interfaces: object) -> tuple[tuple[Network, ...], tuple[Fact, ...]]:
+    ranges: list[Network] = []
+    facts: list[Fact] = []
+    for number, interface in enumerate(members(interfaces, "list of interfaces")):
+        aliases = interface.get("ipAliases") or []
+        if not isinstance(aliases, list):
+            raise UnansweredError("the answer's ipAliases is no list")
+        ranges += map(network, aliases)
+        if interface.get("ip") and interface.get("subnetmask"):
+            subnet = network(f"{interface['ip']}/{interface['subnetmask']}")
+            facts.append(Fact(subnet, f"subnet of nic{number}, by GCE metadata"))
+    return tuple(ranges), tuple(facts)

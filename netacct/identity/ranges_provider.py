@@ -1,0 +1,46 @@
+"""The contract between a provider of local ranges and the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from netacct.identity.source import Health
+from netacct.model import Network
+
+
+class Fact(NamedTuple):
+    """A network around this node that is no local range, and who says what it is: "VPC, by AWS metadata"."""
+
+    network: Network
+    words: str
+
+
+class RangeProvider(Protocol):
+    """Somebody who knows which addresses belong to this node's pods."""
+
+    name: str
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What it knows besides of the network around this node. From any thread."""
+        ...
+
+    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...]:
+        """Begin, in a thread of its own, and return the ranges that are known without waiting for anybody.
+
+        `changed` gets all ranges, canonical, whenever these or the facts differ, from that thread; it never blocks.
+        """
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there was a first answer, or for so long."""
+        ...
+
+    def stop(self) -> None:
+        """End the thread and free everything; `changed` is not called any more once this returned. Idempotent."""
+        ...
+
+    def healthy(self) -> Health:
+        """The health of now; may be called from any thread."""
+        ...

@@ -1,0 +1,105 @@
+"""All providers of local ranges that run here, as one: their union, and who named what."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from netacct import log
+from netacct.errors import NetacctError
+from netacct.identity.ranges_provider import Fact, RangeProvider
+from netacct.identity.source import Health
+from netacct.model import Network
+from netacct.policy import canonical
+
+FIRST_WAIT = 1.0
+"""Seconds for which `start` waits for a metadata server, over all of them: with its answer the first plan is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRanges:
+    """The local ranges that providers have found, all of them.
+
+    `networks` is canonical. `names` has each network that a provider named, also such as lie inside of others, with the
+    providers' names. `facts` are about the network around this node.
+    """
+
+    networks: tuple[Network, ...] = ()
+    names: tuple[tuple[Network, str], ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+
+def merge(ranges: Mapping[str, Iterable[Network]], facts: Iterable[Fact] = ()) -> FoundRanges:
+    """The union of what providers say, by their names."""
+    named: dict[Network, list[str]] = {}
+    for name, networks in ranges.items():
+        for network in networks:
+            named.setdefault(network, []).append(name)
+    names = tuple((network, ", ".join(several)) for network, several in named.items())
+    return FoundRanges(canonical(named), names, tuple(dict.fromkeys(facts)))
+
+
+class RangeProviders:
+    """Runs providers, and tells all that they found whenever that differs.
+
+    Args:
+        providers: most trusted first, which is the order of their names.
+    """
+
+    def __init__(self, providers: Sequence[RangeProvider]) -> None:
+        self._providers = tuple(providers)
+        self._lock = threading.Lock()
+        self._ranges: dict[str, tuple[Network, ...]] = {}
+        self._told = FoundRanges()
+        self._tell: Callable[[FoundRanges], None] | None = None
+        self._log = log.get(source="ranges")
+
+    def start(self, changed: Callable[[FoundRanges], None], wait: float = FIRST_WAIT) -> FoundRanges:
+        """Start all, and return what they found within `wait` seconds; what comes later goes to `changed`.
+
+        `changed` is called from threads, one at a time, and must not block. A provider that cannot start is left out.
+        """
+        for provider in self._providers:
+            self._start(provider)
+        deadline = time.monotonic() + wait  # for all of them: they ask at the same time
+        for provider in self._providers:
+            provider.wait(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            self._tell = changed
+            self._told = self._merged()
+            return self._told
+
+    def stop(self) -> None:
+        """Stop all; nothing is told any more once this returned."""
+        for provider in self._providers:
+            provider.stop()
+
+    def health(self) -> Mapping[str, Health]:
+        """The health of each, by name. From any thread."""
+        return {provider.name: provider.healthy() for provider in self._providers}
+
+    def _start(self, provider: RangeProvider) -> None:
+        def changed(ranges: tuple[Network, ...]) -> None:
+            self._take(provider.name, ranges)
+
+        try:
+            first = provider.start(changed)
+        except NetacctError as error:
+            self._log.error("a provider of local ranges cannot start", provider=provider.name, error=str(error))
+            return
+        with self._lock:
+            self._ranges.setdefault(provider.name, first)  # what its thread has told since is newer
+
+    def _take(self, name: str, ranges: tuple[Network, ...]) -> None:
+        with self._lock:
+            self._ranges[name] = ranges
+            found = self._merged()
+            if self._tell is not None and found != self._told:
+                self._told = found
+                self._tell(found)
+
+    def _merged(self) -> FoundRanges:
+        ranges = {provider.name: self._ranges.get(provider.name, ()) for provider in self._providers}
+        return merge(ranges, (fact for provider in self._providers for fact in provider.facts))
