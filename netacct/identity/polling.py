@@ -108,14 +108,14 @@ class Poller:
 
     def _tell(self, now: tuple[Observation, ...]) -> None:
         """Emit what is known now, where it differs in more than the time from what was told."""
-        before = None if self._told is None else {_timeless(seen) for seen in self._told}
+        before = None if self._told is None else {timeless(seen) for seen in self._told}
         if before is None and not now and not self._health.up:
             return  # never asked: nothing to take back
-        if before != {_timeless(seen) for seen in now}:
+        if before != {timeless(seen) for seen in now}:
             self._told = now
             self._emit(Replace(self.name, now, self._asked))
 
 
-def _timeless(seen: Observation) -> Observation:
+def timeless(seen: Observation) -> Observation:
     """Without the time, and with `created` to ten seconds: wall clocks are slewed, and that is no news."""
     return replace(seen, seen_at=0.0, created=round(seen.created, -1) if seen.created > float("-inf") else seen.created)
