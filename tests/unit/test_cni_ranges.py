@@ -150,15 +150,19 @@ def test_the_configuration_is_followed(
     """A network that appears, changes or goes is told once each; an error in it is logged once and changes nothing."""
     directory = tmp_path / "cni" / "net.d"
     directory.mkdir(parents=True)
-    path = directory / "10-pods.conflist"
-    path.write_text(json.dumps(conflist(HOST_LOCAL)))
-    assert texts(told.get(timeout=2)) == ["10.244.1.0/24", "fd00:10:244:1::/64"]
-    path.write_text(json.dumps(conflist({"type": "host-local", "subnet": "10.3.0.0/24"})))
-    assert texts(told.get(timeout=2)) == ["10.3.0.0/24"]
-    aside = directory / "10-pods.new"  # renamed into its place: a file that is being written has another error
-    for _ in range(2):
-        aside.write_text("{")
+    path, aside = directory / "10-pods.conflist", directory / "10-pods.new"
+
+    def put(text: str) -> None:
+        """Exchange the file as a whole: one that is being written has an error of its own."""
+        aside.write_text(text)
         aside.rename(path)
+
+    put(json.dumps(conflist(HOST_LOCAL)))
+    assert texts(told.get(timeout=2)) == ["10.244.1.0/24", "fd00:10:244:1::/64"]
+    put(json.dumps(conflist({"type": "host-local", "subnet": "10.3.0.0/24"})))
+    assert texts(told.get(timeout=2)) == ["10.3.0.0/24"]
+    for _ in range(2):
+        put("{")
         with pytest.raises(queue.Empty):
             told.get(timeout=0.2)
     assert capsys.readouterr().out.count("not understood") == 1
