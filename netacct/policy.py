@@ -23,8 +23,14 @@ POD = "pod"
 NODE = "node"
 SERVICE = "service"
 
+CLUSTER = "cluster"
+
 MAY_BE_EMPTY = (POD, NODE, SERVICE)
-"""Classes that need no CIDR in the file, because they are found at run time."""
+"""Classes that need no CIDR in the file, because they are found at run time. They exist in every policy."""
+
+FOUND = (*MAY_BE_EMPTY, CLUSTER)
+"""Classes whose CIDRs can be found at run time. `cluster` is for pods and nodes that no CIDR tells apart; it exists
+where a policy lists it."""
 
 LOOPBACK: Mapping[Family, Network] = {4: ipaddress.ip_network("127.0.0.0/8"), 6: ipaddress.ip_network("::1/128")}
 """Always `node`, ahead of every CIDR (RFC 1122 3.2.1.3, RFC 4291 2.5.3)."""
@@ -86,6 +92,8 @@ class Policy:
     classes:  all of them, in the file's order; those that the file does not name come last. Never `tunnel`.
     prefixes: sorted; no CIDR twice, built-in lists included.
     default_origin: the line of the file that names the default class; "" where none does.
+    builtin:  which of the prefixes come from a built-in list, and so yield to what is found at run time.
+    found:    which of them were found at run time (`policy_found.py`): the file has none.
     """
 
     name: str
@@ -97,6 +105,8 @@ class Policy:
     tunnel: Tunnel = Tunnel()
     marks: MarkTable | None = None
     default_origin: str = ""
+    builtin: frozenset[Network] = frozenset()
+    found: frozenset[Network] = frozenset()
 
 
 class Reason(enum.StrEnum):
@@ -106,6 +116,7 @@ class Reason(enum.StrEnum):
     OWN = "the node's own address"
     LOCAL = "local range"
     PREFIX = "policy"
+    FOUND = "cluster range"
     DEFAULT = "default class"
 
 
@@ -114,7 +125,8 @@ class Verdict:
     """The class of one address, and why.
 
     reason, prefix: the rule that decided; None as prefix where no CIDR did (`OWN`, `DEFAULT`).
-    origin: the decisive line of the policy (`default.yaml:7`); "" where the policy had no say.
+    origin: the decisive line of the policy (`default.yaml:7`), or where the range was found; "" where neither had a
+            say.
     beaten: the prefixes that cover the address too, longest first, and lost.
     """
 
@@ -146,8 +158,13 @@ def classify(
     if not ordered:
         return Verdict(policy.default, Reason.DEFAULT, origin=policy.default_origin)
     best = ordered[0]
-    reason = Reason.LOCAL if best in ranges else Reason.PREFIX
-    return Verdict(best.traffic, reason, best.network, best.origin, ordered[1:])
+    return Verdict(best.traffic, _reason(policy, best, ranges), best.network, best.origin, ordered[1:])
+
+
+def _reason(policy: Policy, best: Prefix, ranges: Collection[Prefix]) -> Reason:
+    if best in ranges:
+        return Reason.LOCAL
+    return Reason.FOUND if best.network in policy.found else Reason.PREFIX
 
 
 def canonical(networks: Iterable[Network]) -> tuple[Network, ...]:

@@ -23,7 +23,7 @@ from netacct import yamlfile
 from netacct.errors import ConfigError
 from netacct.list_files import ListFiles
 from netacct.model import TUNNEL, Network
-from netacct.policy import MAY_BE_EMPTY, MarkTable, Policy, Prefix, TrafficClass, Tunnel, is_path, sort_key
+from netacct.policy import FOUND, MAY_BE_EMPTY, MarkTable, Policy, Prefix, TrafficClass, Tunnel, is_path, sort_key
 from netacct.policy_claims import listed, origin, selections
 from netacct.policy_lists import Selection, nearest
 from netacct.yamlfile import Node
@@ -118,7 +118,7 @@ def from_document(document: Node, name: str, files: ListFiles | None = None) -> 
     for entry, node in entries.items():
         _check_name(entry, node)
     default = _default(keys.get("default"), tuple(entries))
-    prefixes = _prefixes(entries, default, files or ListFiles())
+    prefixes, builtin = _prefixes(entries, default, files or ListFiles())
     names = tuple(dict.fromkeys((*entries, *MAY_BE_EMPTY, default)))
     classes = tuple(_traffic_class(item, entries.get(item)) for item in names)
     tunnel = _tunnel(keys["tunnel"]) if "tunnel" in keys else Tunnel()
@@ -133,6 +133,7 @@ def from_document(document: Node, name: str, files: ListFiles | None = None) -> 
         tunnel=tunnel,
         marks=marks,
         default_origin=origin(keys["default"]) if "default" in keys else "",
+        builtin=builtin,
     )
 
 
@@ -167,7 +168,10 @@ def _traffic_class(name: str, node: Node | None) -> TrafficClass:
     return TrafficClass(name, **places)
 
 
-def _prefixes(entries: Mapping[str, Node], default: str, files: ListFiles) -> tuple[Prefix, ...]:
+def _prefixes(
+    entries: Mapping[str, Node], default: str, files: ListFiles
+) -> tuple[tuple[Prefix, ...], frozenset[Network]]:
+    """All prefixes, sorted, and which of them only a built-in list has."""
     written: dict[Network, tuple[str, Node]] = {}
     builtin: dict[str, tuple[str, Node]] = {}
     chosen: list[tuple[str, Selection]] = []
@@ -186,20 +190,21 @@ def _prefixes(entries: Mapping[str, Node], default: str, files: ListFiles) -> tu
             builtin[word] = (name, keys["builtin"])
         if "list" in keys:
             chosen += ((name, selection) for selection in selections(keys["list"]))
-        elif not items and "builtin" not in keys and name not in MAY_BE_EMPTY and name != default:
+        elif not items and "builtin" not in keys and name not in FOUND and name != default:
             allowed = (
                 f"cidrs, a list, or builtin: {', '.join(BUILTIN)}; "
-                f"only {', '.join(MAY_BE_EMPTY)} and the default may be empty"
+                f"only {', '.join(FOUND)} and the default may be empty"
             )
             raise node.error(f"class {name!r} is empty", allowed)
     found = {net: Prefix(net, name, origin(node)) for net, (name, node) in written.items()}
     for net, claim in listed(chosen, files, written):
         found[net] = Prefix(net, claim.traffic, claim.origin)
+    named = frozenset(found)
     for word, (name, node) in builtin.items():
         for net in map(ipaddress.ip_network, BUILTIN[word]):
             # What the user wrote beats the list: private, unless configured otherwise.
             found.setdefault(net, Prefix(net, name, f"{origin(node)} (built-in {word})"))
-    return tuple(found[net] for net in sorted(found, key=sort_key))
+    return tuple(found[net] for net in sorted(found, key=sort_key)), frozenset(found) - named
 
 
 def _claim(written: dict[Network, tuple[str, Node]], net: Network, name: str, node: Node) -> None:

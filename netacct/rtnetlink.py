@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 # linux/netlink.h
 _NLM_F_REQUEST = 0x1
+_NLM_F_ACK = 0x4
 _NLM_F_DUMP_INTR = 0x10
 _NLM_F_DUMP = 0x300
 _NLMSG_ERROR = 2
@@ -113,6 +114,30 @@ def dump_whole(channel: socket.socket, request: int, body: bytes) -> tuple[Messa
         if found is not None:
             return found
     raise OSError(errno.EINTR, f"they changed during each of {_DUMP_TRIES} dumps")
+
+
+def ask(channel: socket.socket, request: int, body: bytes) -> tuple[Message, ...]:
+    """What answers a request for one thing (a route to an address, one interface). Raises OSError as the kernel does.
+
+    Args:
+        channel: a socket for requests.
+        request: the message type that asks (RTM_GETROUTE …).
+        body: that type's own header, and attributes.
+    """
+    sequence = time.monotonic_ns() & 0xFFFFFFFF
+    size = _HEADER.size + len(body)
+    channel.send(_HEADER.pack(size, request, _NLM_F_REQUEST | _NLM_F_ACK, sequence, 0) + body)
+    found: list[Message] = []
+    while True:
+        for message, _flags, number in _split(channel.recv(_RECEIVE)):
+            if number != sequence:
+                continue
+            if message.kind == _NLMSG_ERROR:
+                code = -int.from_bytes(message.body[:4], sys.byteorder, signed=True)
+                if code:
+                    raise OSError(code, os.strerror(code))
+                return tuple(found)
+            found.append(message)
 
 
 def attributes(body: bytes, offset: int) -> dict[int, bytes]:

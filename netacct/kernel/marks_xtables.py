@@ -108,12 +108,17 @@ def tables(kind: Kind) -> list[str]:
         return []
 
 
-def entries(kind: Kind, table: str) -> tuple[dict[int, str], bytes]:
-    """The entries of one table, and its hooks by offset. Asked anew while somebody changes its size."""
+def entries(kind: Kind, table: str, limit: int = 1 << 31) -> tuple[dict[int, str], bytes]:
+    """The entries of one table, and its hooks by offset. Asked anew while somebody changes its size.
+
+    Raises OSError; EFBIG for a table of more than `limit` bytes, which is not copied.
+    """
     with socket.socket(kind.family, socket.SOCK_RAW, socket.IPPROTO_RAW) as handle:
         for _ in range(_TRIES):
             found = _INFO.unpack(_ask(handle, kind.level, _GET_INFO, _INFO.pack(table.encode(), *[0] * 13)))
             valid, begins, size = found[1], found[2:7], found[13]
+            if size > limit:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             hooks = {
                 begin: name for hook, (name, begin) in enumerate(zip(_HOOKS, begins, strict=True)) if valid >> hook & 1
             }
