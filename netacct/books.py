@@ -27,6 +27,7 @@ from netacct.audit import Audit
 from netacct.config import Config
 from netacct.errors import StoreError
 from netacct.identity.leases import Change, Close, LeaseBook, Update, needs_reading
+from netacct.identity.names import TELLERS
 from netacct.identity.source import Replace, SourceEvent
 from netacct.log import Repeats, get
 from netacct.model import ZERO, Address, Count, Direction, Lease, Level, Snapshot, unpack
@@ -133,6 +134,7 @@ class Books:
             if isinstance(change, Close):
                 self._closing.close(change.lease)
             elif isinstance(change, Update):
+                self.ledger.name(change.old, change.lease, at)
                 self._closing.rename(change.old, change.lease, at, self.ledger.tallies)
         if needs_reading(changes):
             # Gives new pods their series at once, and binds what waited for their names.
@@ -238,6 +240,8 @@ class Books:
             pods=metrics.max_pod_series,
             workloads=metrics.max_workload_series,
             namespaces=metrics.max_namespace_series,
+            labels=metrics.max_label_series,
+            by_label=metrics.by_label,
             pod_retention=metrics.retention,
         )
         self.began = found.began if found else time.time()
@@ -248,7 +252,7 @@ class Books:
         self.audit = Audit(found.audit if found else None)
         self._open_accounts(found)
         self.exposure = Exposure(
-            found.exposure if found else None,
+            found.exposure.only(self.ledger.totals) if found else None,
             zero_first=metrics.zero_first,
             patience=metrics.retention,
             levels=self._levels(),
@@ -257,7 +261,9 @@ class Books:
     def _open_accounts(self, found: Checkpoint | None) -> None:
         origin = Origin(os.uname().nodename, self._store.place.boot)
         file = AccountsFile(Path(self._config.accounts_dir))
-        self._closing = Closing(file, origin, clock.to_wall, found.closing if found else None)
+        tells = not TELLERS.isdisjoint(self._priority)
+        patience = self._config.identity.late_binding if tells else 0.0
+        self._closing = Closing(file, origin, clock.to_wall, found.closing if found else None, patience)
         try:
             file.hold()
             if found is None:

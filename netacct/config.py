@@ -96,7 +96,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Which series are exported. `retention` and `zero_first` are seconds; `labels` are pod labels for pod_info."""
+    """Which series are exported. `retention` and `zero_first` are seconds.
+
+    `labels` are pod labels for pod_info; `by_label` is one to sum over, "" for none.
+    """
 
     pods: bool
     workloads: bool
@@ -106,7 +109,14 @@ class Metrics:
     max_pod_series: int
     max_workload_series: int
     max_namespace_series: int
+    max_label_series: int
+    by_label: str
     labels: tuple[str, ...]
+
+    @property
+    def pod_labels(self) -> tuple[str, ...]:
+        """The labels of pods that are used at all, each once; sources need to tell no others."""
+        return tuple(dict.fromkeys(label for label in (*self.labels, self.by_label) if label))
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,10 @@ def _label(text: str) -> str:
     return text
 
 
+def _label_or_none(text: str) -> str:
+    return _label(text) if text else ""
+
+
 def _seconds(minimum: float, maximum: float) -> Callable[[Node], float]:
     return lambda node: node.seconds(minimum, maximum)
 
@@ -231,6 +235,8 @@ KEYS: dict[str, Key] = {
     "metrics.max_pod_series": Key(500, _series),
     "metrics.max_workload_series": Key(500, _series),
     "metrics.max_namespace_series": Key(500, _series),
+    "metrics.max_label_series": Key(500, _series),
+    "metrics.by_label": Key("", _text(_label_or_none, 'a label key of Kubernetes, or ""')),
     "metrics.labels": Key((), _distinct(_text(_label, "a label key of Kubernetes"))),
     "state_dir": Key("/run/netacct", _PATH),
     "accounts_dir": Key("/var/lib/netacct", _PATH),

@@ -159,6 +159,7 @@ class Level(enum.StrEnum):
 
     POD = "pod"
     WORKLOAD = "workload"
+    LABEL = "label"
     NAMESPACE = "namespace"
     HOST = "host"
     UNATTRIBUTED = "unattributed"
@@ -168,7 +169,7 @@ class SeriesKey(NamedTuple):
     """Names one exported total (bytes and packets).
 
     `labels` are the values of the level's own labels, in this order: POD (namespace, pod), WORKLOAD (namespace,
-    workload_kind, workload), NAMESPACE (namespace,), HOST and UNATTRIBUTED ().
+    workload_kind, workload), LABEL (namespace, value), NAMESPACE (namespace,), HOST and UNATTRIBUTED ().
     """
 
     level: Level

@@ -25,6 +25,7 @@ def view(config: Config, policy: Policy, datapath: Datapath, books: Books, marki
         series=tuple(shown.totals.items()),
         pods=shown.pods,
         pod_labels=config.metrics.labels,
+        by_label=config.metrics.by_label,
         detail=Detail(config.metrics.pods, config.metrics.workloads, config.metrics.packets),
         blind_spots={**blind_spots(datapath), **books.audit.blind_spots(now)},
         coverage_ratio=books.audit.coverage(now),

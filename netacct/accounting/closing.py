@@ -1,9 +1,10 @@
 """From a lease that closed to a line in a file: exactly once, whatever dies on the way.
 
 A closed lease waits until nothing more can be booked to it (mostly not at all: until the counters, read before it
-closed, are settled). Then its tally becomes a record, which waits to be stored with the next checkpoint and is written
-to the file only after that. So a process killed before the checkpoint makes the record again, from the same tally; one
-killed after it finds the record in the checkpoint and writes it unless the file has it.
+closed, are settled), and until somebody has told its owner, though not for ever. Then its tally becomes a record, which
+waits to be stored with the next checkpoint and is written to the file only after that. So a process killed before the
+checkpoint makes the record again, from the same tally; one killed after it finds the record in the checkpoint and
+writes it unless the file has it.
 
 Leases that last when the machine reboots, or the state is lost, leave what `keep_open` wrote of them last: the next
 life, which begins at 0, makes interrupted accounts of that. Worker thread only.
@@ -41,14 +42,21 @@ class Closing:
         origin: what they say of node and boot.
         to_wall: Unix seconds of a time in seconds since boot.
         state: of an earlier life in this boot; None where there is none, so that what was open then is interrupted.
+        patience: for so many seconds after its end, a lease without an owner waits for one.
 
     Attributes:
         lost: how many records were lost, because their file could not be written for too long.
     """
 
     def __init__(
-        self, file: AccountsFile, origin: Origin, to_wall: Callable[[float], float], state: ClosingState | None
+        self,
+        file: AccountsFile,
+        origin: Origin,
+        to_wall: Callable[[float], float],
+        state: ClosingState | None,
+        patience: float = 0.0,
     ) -> None:
+        self._patience = patience
         self._file, self._origin, self._to_wall = file, origin, to_wall
         self._leases: list[Lease] = list(state.leases if state else ())
         self._lines: list[str] = list(state.lines if state else ())
@@ -68,7 +76,11 @@ class Closing:
         self._leases.append(lease)
 
     def rename(self, old: Lease, new: Lease, at: float, tallies: Tallies) -> None:
-        """A lease changed at `at`. One of another pod's name is two accounts: each name's sums must hold."""
+        """A lease changed at `at`. One of another pod's name is two accounts: each name's sums must hold.
+
+        One that has closed got its owner late.
+        """
+        self._leases = [new if lease == old else lease for lease in self._leases]
         if (old.pod.namespace, old.pod.name) != (new.pod.namespace, new.pod.name):
             self._record(old, tallies.take(old), at)
             tallies.begin_again(new, at)
@@ -78,12 +90,14 @@ class Closing:
     def finish(self, ledger: Ledger, settled: Collection[Lease]) -> None:
         """Make records of the closed leases that can get no more, after a settlement with the leases `settled`.
 
-        That is when every counter is settled up to their end, or when the books have forgotten the lease.
+        That is when every counter is settled up to their end, or when the books have forgotten the lease; and not
+        before its owner is known, or nobody tells.
         """
         waiting = []
         for lease in self._leases:
             assert lease.closed is not None
-            if lease.closed > ledger.since and lease in settled:
+            is_nameless = not lease.pod.workload and ledger.at < lease.closed + self._patience
+            if is_nameless or (lease.closed > ledger.since and lease in settled):
                 waiting.append(lease)
             else:
                 self._record(lease, ledger.tallies.take(lease), lease.closed)

@@ -63,6 +63,7 @@ def decode(rows: Mapping[str, str | bytes]) -> Checkpoint:
             ),
             ended=tuple((Level(level), tuple(name), at) for level, name, at in series["ended"]),
             capped=series["capped"],
+            by_label=series.get("by_label", ""),  # of a version that had none
         ),
         pending=tuple(
             (bytes.fromhex(ip), start, end, after, dict(_decode_flow(flow) for flow in flows))
@@ -108,7 +109,8 @@ def _encode(checkpoint: Checkpoint) -> Iterator[Row]:
     yield "began", repr(checkpoint.began)
     series = ledger.series
     slots = [(*slot[:4], _encode_pod(slot[4])) for slot in series.slots]
-    yield "series", _json({"slots": slots, "ended": series.ended, "capped": series.capped})
+    more = {"ended": series.ended, "capped": series.capped, "by_label": series.by_label}
+    yield "series", _json({"slots": slots, **more})
     yield "totals", f"[{','.join(map(_key_text, series.totals))}]"
     yield "totals/counts", _numbers(series.totals.values())
     # When each was first shown, in the order of the totals: NaN is never, infinity that its true value was.

@@ -41,6 +41,10 @@ class ExposureState:
 
     shown: Mapping[SeriesKey, float | None]
 
+    def only(self, totals: Mapping[SeriesKey, Count]) -> ExposureState:
+        """What was shown of these totals: a series that begins again at 0 has not been shown yet."""
+        return ExposureState({key: first for key, first in self.shown.items() if key in totals})
+
 
 class Exposure:
     """Remembers which series were shown.

@@ -33,7 +33,9 @@ Invariants (tests/property/test_ledger_laws.py)
     L3  No total goes down while its name lives.
     L4  Settling twice with equal (snapshot, leases, at) changes nothing.
     L5  From a state saved when `must_save` says so, or whenever leases changed, a restart books what no restart would.
-    L6  What `tallies` were given sums to the POD totals (tests/property/test_accounts_laws.py).
+    L6  WORKLOAD totals and the tallies of leases whose pod has no workload sum to the same, as far as these leases are
+        open, or closed and not yet taken from `tallies`; so do those of LABEL (tests/property/test_naming_laws.py).
+    L7  What `tallies` were given sums to the POD totals (tests/property/test_accounts_laws.py).
 """
 
 from __future__ import annotations
@@ -217,6 +219,15 @@ class Ledger:
         self._give_up(at)
         self._bind(tenures, at)
         self._at, self._read_at = at, snapshot.at
+
+    def name(self, old: Lease, new: Lease, at: float) -> None:
+        """A lease's workload, or its pod's label, became known at `at`: what it got so far counts for these, too.
+
+        Once known it must stay known for as long as the lease lasts; another one gets what comes from then on.
+        """
+        if old.pod != new.pod and (old.pod.namespace, old.pod.name) == (new.pod.namespace, new.pod.name):
+            self._series.credit(old.pod, new.pod, self.tallies.of(old).counts, at)
+            self.must_save = True
 
     def add_unclassified(self, lease: Lease, direction: Direction, count: Count, at: float) -> None:
         """Book to a lease what no counter saw and the audit found missing; comes on top of L1."""

@@ -1,9 +1,12 @@
 """The totals that grow: which series a pod's bytes go to, and how many series there may be. Pure.
 
-Bytes of a pod go to its pod series, its workload's (if it has one) and its namespace's, all at once, so that each level
-sums to the same. A level has room for so many series of its own; who comes later goes to `__other__` of the namespace.
-That is decided when a name is first seen with a lease, and sticks until the name has ended: a series that changed its
-meaning while somebody watches would be worse than a coarse one.
+Bytes of a pod go to its pod series, its workload's, that of its value of one label (where one is configured) and its
+namespace's, all at once, so that each level sums to the same. As long as nobody has told a pod's workload or label they
+go to the other levels only, and are credited when it is told (`credit`).
+
+A level has room for so many series of its own; who comes later goes to `__other__` of the namespace. That is decided
+when a name is first seen with a lease, and sticks until the name has ended: a series that changed its meaning while
+somebody watches would be worse than a coarse one.
 
 A name ends when it has been idle for its retention (a pod without a lease; a workload, namespace or `__other__` without
 a lease or a byte). It then frees its place, but its total is kept, for the `kept` names per level that ended last, and
@@ -13,7 +16,7 @@ Worker thread only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -25,7 +28,7 @@ OTHER = "__other__"
 PURGE_SECONDS = 60.0
 """Names that ended keep their places so long at least, unless the level is full."""
 
-NAMED = (Level.POD, Level.WORKLOAD, Level.NAMESPACE)
+NAMED = (Level.POD, Level.WORKLOAD, Level.LABEL, Level.NAMESPACE)
 """The levels that have names, and therefore caps."""
 
 Name: TypeAlias = tuple[str, ...]
@@ -39,19 +42,27 @@ Flow: TypeAlias = tuple[Direction, str]
 class Limits:
     """How many names each level may have, and how long they last without a lease (seconds).
 
+    by_label: the pod label whose values level LABEL sums over; "" for none.
     kept: so many ended names per level keep their totals in case they return.
     """
 
     pods: int = 500
     workloads: int = 500
     namespaces: int = 500
+    labels: int = 500
+    by_label: str = ""
     pod_retention: float = 300.0
     group_retention: float = 3600.0
     kept: int = 200
 
     def names(self, level: Level) -> int:
         """How many names of their own this level may have."""
-        return {Level.POD: self.pods, Level.WORKLOAD: self.workloads, Level.NAMESPACE: self.namespaces}[level]
+        return {
+            Level.POD: self.pods,
+            Level.WORKLOAD: self.workloads,
+            Level.LABEL: self.labels,
+            Level.NAMESPACE: self.namespaces,
+        }[level]
 
     def retention(self, level: Level, name: Name) -> float:
         """How long a name lasts after its last activity."""
@@ -112,12 +123,13 @@ SlotState: TypeAlias = tuple[Level, Name, Name, float, Pod | None]
 
 @dataclass(frozen=True, slots=True)
 class SeriesState:
-    """A `SeriesTable` as a value."""
+    """A `SeriesTable` as a value. `by_label` is the label that series of level LABEL are about."""
 
     totals: dict[SeriesKey, Count]
     slots: tuple[SlotState, ...] = ()
     ended: tuple[tuple[Level, Name, float], ...] = ()
     capped: int = 0
+    by_label: str = ""
 
 
 class SeriesTable:
@@ -133,11 +145,7 @@ class SeriesTable:
         self._purged: dict[Level, float] = {}
         self._routes: dict[tuple[str, str], _Route] = {}
         if state is not None:
-            self.totals, self.capped = dict(state.totals), state.capped
-            for level, name, target, active, pod in state.slots:
-                self._insert(level, name, target, active).pod = pod
-            for level, name, active in state.ended:
-                self._ended[level][name] = active
+            self._restore(state)
 
     def state(self) -> SeriesState:
         """Everything, as a value."""
@@ -147,7 +155,7 @@ class SeriesTable:
             for name, slot in slots.items()
         )
         ended = tuple((level, name, at) for level, names in self._ended.items() for name, at in names.items())
-        return SeriesState(dict(self.totals), slots, ended, self.capped)
+        return SeriesState(dict(self.totals), slots, ended, self.capped, self.limits.by_label)
 
     def keep_alive(self, pod: Pod, opened: float, active: float) -> bool:
         """Note that a lease of `pod` lasts or lasted until `active`; returns whether all of its names have places.
@@ -166,7 +174,7 @@ class SeriesTable:
 
     def admit(self, pod: Pod, opened: float, active: float, at: float) -> None:
         """Give every name of a pod a place, if its lease, from `opened` until `active`, is not over for good."""
-        if at - active <= min(self.limits.retention(level, name) for level, name in names_of(pod)):
+        if at - active <= min(self.limits.retention(level, name) for level, name in self._names_of(pod)):
             self._find_route(pod, opened, active, at)
 
     def book(self, pod: Pod, flow: Flow, count: tuple[int, int], at: float) -> None:
@@ -178,6 +186,27 @@ class SeriesTable:
             self.add(slot.keys.get(flow) or slot.key(flow), count)
         for slot in route.on_bytes:
             slot.active = max(slot.active, at)
+
+    def credit(self, old: Pod, new: Pod, counts: Mapping[Flow, Count], at: float) -> None:
+        """What was booked to `old` before its workload or label was known, as `new` tells it, counts for these too.
+
+        A level that `old` had a name at gets nothing. Both are one pod of one name.
+        """
+        names = self._names_of(new)
+        late = {level for level, _ in names} - {level for level, _ in self._names_of(old)}
+        place = self._slots[Level.POD].get((old.namespace, old.name))
+        if place is not None and place.pod == old:
+            place.pod = new
+        if not late:
+            return
+        for level, name in names:
+            if level not in late and level is not Level.NAMESPACE:
+                continue  # the namespace must have its place: it decides whose `__other__`
+            slot, target = self._places(level, name, at, at)
+            if level in late and counts:
+                slot.active = target.active = max(slot.active, target.active, at)
+                for flow, count in counts.items():
+                    self.add(target.key(flow), count)
 
     def add(self, key: SeriesKey, count: tuple[int, int]) -> None:
         """Add to one series (of the host, or unattributed)."""
@@ -192,8 +221,23 @@ class SeriesTable:
                 if slot.target == name and not slot.has_ended(now):
                     yield level, name, slot.pod
 
+    def _restore(self, state: SeriesState) -> None:
+        """Go on where `state` ended; values of another label than is asked for now are not this one's."""
+        forgotten = () if state.by_label == self.limits.by_label else (Level.LABEL,)
+        self.totals = {key: total for key, total in state.totals.items() if key.level not in forgotten}
+        self.capped = state.capped
+        for level, name, target, active, pod in state.slots:
+            if level not in forgotten:
+                self._insert(level, name, target, active).pod = pod
+        for level, name, active in state.ended:
+            if level not in forgotten:
+                self._ended[level][name] = active
+
+    def _names_of(self, pod: Pod) -> list[tuple[Level, Name]]:
+        return names_of(pod, self.limits.by_label)
+
     def _slots_of(self, pod: Pod) -> Iterator[Slot]:
-        for level, name in names_of(pod):
+        for level, name in self._names_of(pod):
             slot = self._slots[level].get(name)
             if slot is not None:
                 yield slot
@@ -203,9 +247,8 @@ class SeriesTable:
     def _find_route(self, pod: Pod, opened: float, active: float, at: float) -> _Route:
         slots: list[Slot] = []
         targets: list[Slot] = []
-        for level, name in names_of(pod):
-            slot = self._place(level, name, active, at)
-            target = slot if slot.target == name else self._place(level, slot.target, active, at)
+        for level, name in self._names_of(pod):
+            slot, target = self._places(level, name, active, at)
             slots += [slot] if slot is target else [slot, target]
             targets.append(target)
             if level is Level.POD and (opened, pod.uid) >= slot.rank:
@@ -213,6 +256,11 @@ class SeriesTable:
         on_bytes = tuple(slot for slot in slots if slot.lives_on_bytes)
         route = self._routes[pod.namespace, pod.name] = _Route(pod, tuple(slots), tuple(targets), on_bytes)
         return route
+
+    def _places(self, level: Level, name: Name, active: float, at: float) -> tuple[Slot, Slot]:
+        """The place of a name, and the one that its bytes are booked to: the same, or that of `__other__`."""
+        slot = self._place(level, name, active, at)
+        return slot, slot if slot.target == name else self._place(level, slot.target, active, at)
 
     def _place(self, level: Level, name: Name, active: float, at: float) -> Slot:
         """The place of a name; a new one where it has none, or the old one has lapsed."""
@@ -271,9 +319,15 @@ class SeriesTable:
                 self._ended[level][name] = slot.active
 
 
-def names_of(pod: Pod) -> list[tuple[Level, Name]]:
-    """The names under which a pod's bytes are summed. The namespace comes first: it decides whose `__other__`."""
+def names_of(pod: Pod, by_label: str = "") -> list[tuple[Level, Name]]:
+    """The names under which a pod's bytes are summed. The namespace comes first: it decides whose `__other__`.
+
+    There is none for what is not known: the workload as long as nobody told it, and the value of the label `by_label`
+    as long as nobody told workload or labels. A pod that is known to lack the label has the value "".
+    """
     names: list[tuple[Level, Name]] = [(Level.NAMESPACE, (pod.namespace,)), (Level.POD, (pod.namespace, pod.name))]
     if pod.workload:
         names.append((Level.WORKLOAD, (pod.namespace, pod.workload_kind, pod.workload)))
+    if by_label and (pod.workload or pod.labels):
+        names.append((Level.LABEL, (pod.namespace, dict(pod.labels).get(by_label, ""))))
     return names

@@ -35,15 +35,20 @@ class Family(NamedTuple):
 LEVEL_LABELS: dict[Level, tuple[str, ...]] = {
     Level.POD: ("namespace", "pod"),
     Level.WORKLOAD: ("namespace", "workload_kind", "workload"),
+    Level.LABEL: ("namespace",),
     Level.NAMESPACE: ("namespace",),
     Level.HOST: (),
     Level.UNATTRIBUTED: (),
 }
-"""The labels of each level, in the order of `SeriesKey.labels`. `traffic` follows them."""
+"""The labels of each level, in the order of `SeriesKey.labels`; LABEL has one more, named by the configuration.
+
+`traffic` follows them.
+"""
 
 _WHOSE = {
     Level.POD: "the pod",
     Level.WORKLOAD: "the workload's pods on this node",
+    Level.LABEL: "the namespace's pods on this node that have this value of the label",
     Level.NAMESPACE: "the namespace's pods on this node",
     Level.HOST: "the node itself and its hostNetwork pods",
     Level.UNATTRIBUTED: "local pod addresses that no known pod owned",

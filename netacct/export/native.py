@@ -56,6 +56,7 @@ class View:
         policy_hash: of its content.
         series: totals, already filtered, capped and with zero-first applied; no key twice.
         pods: the pods that have series. Of two with one namespace and name (a pod made anew), the later one counts.
+        by_label: the pod label, by Kubernetes name, whose values level LABEL sums over.
         pod_labels: the pod labels, by Kubernetes name, that `netacct_pod_info` carries as `label_NAME`.
         detail: which big families are exported.
         blind_spots: reason -> whether it holds now.
@@ -82,6 +83,7 @@ class View:
     series: Sequence[tuple[SeriesKey, Count]] = ()
     pods: Sequence[Pod] = ()
     pod_labels: tuple[str, ...] = ()
+    by_label: str = ""
     detail: Detail = Detail()
     blind_spots: Mapping[str, bool] = field(default_factory=dict)
     coverage_ratio: float | None = None
@@ -191,8 +193,10 @@ def traffic_metrics(view: View) -> Sequence[Metric]:
         group = groups.get((level, direction))
         if not group or (quantity == "packets" and not view.detail.packets):
             continue
+        labels = ("namespace", *label_names([view.by_label]), "traffic") if level is Level.LABEL else family.labels
         index = Count._fields.index(quantity)
-        metrics.append(family.metric((values, count[index]) for values, count in group))
+        named = family._replace(labels=labels)
+        metrics.append(named.metric((values, count[index]) for values, count in group))
     return metrics
 
 

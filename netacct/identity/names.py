@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from netacct.model import Pod
 
+TELLERS = frozenset({"kubelet-pods-api", "kubelet", "apiserver"})
+"""The sources that tell the owner of each pod. (A file tells that of its own pods, at once.)"""
+
 _ROOM = 1024
 """So many more pods than are remembered may have names, before those of the others are forgotten."""
 

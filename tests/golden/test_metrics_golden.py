@@ -26,6 +26,7 @@ def page_view() -> View:
     owners = {
         Level.POD: (("team-a", "train-0"), ("team-b", "web-7d4b9-x2x4q")),
         Level.WORKLOAD: (("team-a", "Job", "train"), ("team-b", "Deployment", "web")),
+        Level.LABEL: (("team-a", 'scaling "laws"\\2\nnaïve'), ("team-b", "")),
         Level.NAMESPACE: (("team-a",), ("team-b",)),
         Level.HOST: ((),),
         Level.UNATTRIBUTED: ((),),
@@ -49,6 +50,7 @@ def page_view() -> View:
             Pod("team-b", "web-7d4b9-x2x4q", "3f0c-2", "Deployment", "web"),
         ],
         pod_labels=("experiment",),
+        by_label="experiment",
         blind_spots={"bridge_flood": False, "shadowed": True},
         coverage_ratio=0.9987,
         rules_in_sync=True,
