@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 import time
@@ -67,6 +68,7 @@ class Follower:
         self._poll, self._quiet, self._limit = pace
         self._watches: dict[int, tuple[str, set[str]]] = {}
         self._inotify: Inotify | None = None
+        self._again = math.inf
         self._sleeper = Sleeper(name)
 
     def start(self) -> None:
@@ -83,6 +85,10 @@ class Follower:
         """Have everything looked at, in the thread, soon. From any thread; without effect where it does not run."""
         self._sleeper.wake()
 
+    def again(self, seconds: float) -> None:
+        """From within a look: have everything looked at after so long, where there is no reason to look before."""
+        self._again = time.monotonic() + seconds
+
     def stop(self) -> None:
         """End the thread and free everything; nothing is looked at any more once this returned. Idempotent."""
         self._sleeper.stop()
@@ -93,9 +99,10 @@ class Follower:
 
     def _run(self) -> None:
         due = time.monotonic() + self._poll
-        while (why := self._sleep(due)) is not Why.STOP:
+        while (why := self._sleep(min(due, self._again))) is not Why.STOP:
             files = self._signalled() if why is Why.READABLE else None
             if files is None or files:
+                self._again = math.inf
                 self._try_look(files)
             if files is None:
                 due = time.monotonic() + self._poll

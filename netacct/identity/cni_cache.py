@@ -65,6 +65,11 @@ def is_loopback(name: str) -> bool:
     return name.endswith("-lo")
 
 
+def is_name(text: object) -> bool:
+    """Whether this can be a pod's name, or its namespace's."""
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+
+
 def decode(data: bytes) -> Attachment | None:
     """The attachment that a file stands for; None where it is no pod's (another program's container, loopback).
 
