@@ -1,0 +1,98 @@
+"""Local ranges by Kubernetes: the node's `spec.podCIDRs`, from the API server. Never used unless somebody names it.
+
+The node controller gives a node one CIDR per family (kube-controller-manager --allocate-node-cidrs) and never changes
+them while the Node lives (core/v1, NodeSpec; pkg/controller/nodeipam). Which is also why nothing is taken back when the
+Node is deleted: its pods are still here, and a kubelet that registers again brings the new CIDRs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections.abc import Callable, Iterator
+
+from netacct import log
+from netacct.identity.kube_api import IN_CLUSTER, KubeApi
+from netacct.identity.node import AUTO, node_name
+from netacct.identity.ranges_provider import Fact
+from netacct.identity.reflector import Object, Pace, Reflector
+from netacct.identity.source import Health
+from netacct.model import Network
+from netacct.policy import canonical, local_range_fault
+
+PROVIDER = "kubernetes"
+
+PATH = "/api/v1/nodes"
+
+
+class KubernetesRanges:
+    """Follows one Node, by a list and a watch.
+
+    Args:
+        kubeconfig: whom to ask, and as whom: a path, or `auto` for the ServiceAccount of the pod that this runs in.
+        node: the node's name in Kubernetes, or `auto`.
+        pace: how long things take.
+    """
+
+    name = PROVIDER
+
+    def __init__(self, kubeconfig: str = IN_CLUSTER, node: str = AUTO, pace: Pace | None = None) -> None:
+        self._node = node_name(node)
+        self._ranges: tuple[Network, ...] = ()
+        self._changed: Callable[[tuple[Network, ...]], None] = lambda _: None
+        self._listed = threading.Event()
+        self._log = log.get(source="kubernetes-ranges", node=self._node)
+        params = {"fieldSelector": f"metadata.name={self._node}"}
+        self._reflector = Reflector(KubeApi(kubeconfig), PATH, params, self._replace, self._event, pace)
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """None."""
+        return ()
+
+    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...]:
+        """Begin to ask, and return without waiting for an answer: no ranges yet."""
+        self._changed = changed
+        self._reflector.start()
+        return ()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the first list."""
+        self._listed.wait(seconds)
+
+    def stop(self) -> None:
+        """End the thread. Idempotent; there is no second start."""
+        self._reflector.stop()
+
+    def healthy(self) -> Health:
+        """Whether the last request was granted; `age` is how long ago the API server last said anything."""
+        return self._reflector.healthy()
+
+    def _replace(self, objects: Iterator[Object]) -> None:
+        nodes = list(objects)
+        if not nodes:
+            self._log.warning("the API server knows no node of this name, so it has no podCIDRs")
+        for node in nodes:
+            self._take(node)
+        self._listed.set()
+
+    def _event(self, kind: str, changed: Object) -> None:
+        if kind != "DELETED":
+            self._take(changed)
+
+    def _take(self, node: Object) -> None:
+        """What a Node says; one that has no podCIDRs yet, or no readable ones, changes nothing."""
+        spec = node.get("spec")
+        said = spec.get("podCIDRs") or [spec.get("podCIDR")] if isinstance(spec, dict) else []
+        try:
+            found = canonical(ipaddress.ip_network(text, strict=False) for text in said if text)
+        except (ValueError, TypeError):
+            self._log.error("podCIDRs are not understood, left as they were", pod_cidrs=str(said))
+            return
+        faults = [fault for fault in map(local_range_fault, found) if fault]
+        if faults:
+            self._log.error("podCIDRs cannot be local ranges, left as they were", why=faults[0])
+        elif found and found != self._ranges:
+            self._ranges = found
+            self._log.info("local ranges by podCIDRs", ranges=" ".join(map(str, found)))
+            self._changed(found)
