@@ -106,7 +106,7 @@ class KubeletPodsApi:
     def healthy(self) -> Health:
         """Whether the watch runs and began with all pods, and how long ago the kubelet said something."""
         health, asked, heard = self._health, self._asked, self._heard
-        if health.up and asked is not None and clock.now() - asked > PATIENCE:
+        if asked is not None and clock.now() - asked > PATIENCE:
             health = Health(up=False, reason=f"the kubelet did not list its pods within {PATIENCE:.0f} s")
         return health._replace(age=None if heard is None else clock.now() - heard)
 
@@ -213,12 +213,12 @@ class KubeletPodsApi:
                 listed[pod.uid] = pod
         else:
             return False
-        if event := self._book.fill(listed.values(), asked, complete=complete):
-            self._emit(event)
         self._asked = None
         if complete and not self._health.up:
             self._log.info("watching the kubelet's pods", pods=len(listed))
         self._health = Health(up=complete, reason="" if complete else "not all pods of the kubelet are understood")
+        if event := self._book.fill(listed.values(), asked, complete=complete):
+            self._emit(event)
         return True
 
     def _change(self, kind: int, pod: KubePod | None) -> bool:
