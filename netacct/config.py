@@ -9,7 +9,7 @@ import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from netacct import yamlfile
 from netacct.config_keys import KEYS, Listen
@@ -41,11 +41,19 @@ class Directories:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranges:
-    """What finds local ranges, besides `local_ranges`; `auto` stands for all that this version has."""
+class Metadata:
+    """Where a cloud's metadata server is: `auto` for its well-known addresses, else a URL."""
 
-    providers: tuple[str, ...]
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What finds local ranges, besides `local_ranges`; `auto` for what suits this node."""
+
+    providers: Literal["auto"] | tuple[str, ...]
     cni: Directories
+    metadata: Metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +296,9 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
 
     return Config(
         **{key: value for key, value in values.items() if "." not in key},
-        ranges=Ranges(**part("ranges"), cni=Directories(**part("ranges.cni"))),
+        ranges=Ranges(
+            **part("ranges"), cni=Directories(**part("ranges.cni")), metadata=Metadata(**part("ranges.metadata"))
+        ),
         marks=Marks(**part("marks")),
         identity=Identity(
             **part("identity"),

@@ -26,7 +26,10 @@ AUTO_SOURCES = ("file", "kubelet-pods-api", "kubelet", "cri", "cni", "azure-cni"
 
 KUBELET_FORMS = "auto, or https://HOST or https://HOST:PORT"
 
-_LATER_PROVIDERS = ("gce", "azure", "aws", "kubernetes", "rtnetlink")
+RANGE_PROVIDERS = ("cni", "gce", "azure", "aws", "kubernetes", "rtnetlink")
+METADATA_FORMS = "auto, or http://ADDRESS[:PORT] with an IPv4 address or an IPv6 one in brackets"
+"""What messages allow for this key."""
+
 _YEAR = 365 * 86400.0
 
 T = TypeVar("T")
@@ -91,6 +94,12 @@ def _auto_or_list(auto: tuple[str, ...], *allowed: str, later: tuple[str, ...] =
         return _distinct(item)(node)
 
     return read
+
+
+def _word_or_list(word: str, *allowed: str) -> Callable[[Node], str | tuple[str, ...]]:
+    """Reads a word that is kept as it is, because what it stands for is found out later, or a list of names."""
+    read_list = _auto_or_list((), *allowed)
+    return lambda node: word if node.value == word else read_list(node)
 
 
 def _distinct(read: Callable[[Node], T]) -> Callable[[Node], tuple[T, ...]]:
@@ -189,6 +198,14 @@ def _label_or_none(text: str) -> str:
     return _label(text) if text else ""
 
 
+def _metadata_url(text: str) -> str:
+    from netacct.identity import metadata_http  # noqa: PLC0415 -- and with it http.client, for a key that few write
+
+    if text != "auto":
+        metadata_http.base(text)
+    return text
+
+
 def _seconds(minimum: float, maximum: float) -> Callable[[Node], float]:
     return lambda node: node.seconds(minimum, maximum)
 
@@ -212,7 +229,8 @@ KEYS: dict[str, Key] = {
     "datapath": Key("auto", _one_of("auto", "iptables", "nftables")),
     "host_pods": Key("off", _one_of("off", "cgroup")),
     "local_ranges": Key((), _distinct(_local_range)),
-    "ranges.providers": Key(("cni",), _auto_or_list(("cni",), "cni", later=_LATER_PROVIDERS)),
+    "ranges.providers": Key("auto", _word_or_list("auto", *RANGE_PROVIDERS)),
+    "ranges.metadata.url": Key("auto", _text(_metadata_url, METADATA_FORMS)),
     "ranges.cni.directories": Key(cni_cache.CONFIGURATION, _auto_or(cni_cache.CONFIGURATION, _distinct(_PATH))),
     "marks.mode": Key("auto", _one_of("auto", "on", "off")),
     "identity.sources": Key(AUTO_SOURCES, _auto_or_list(AUTO_SOURCES, *AUTO_SOURCES, "veth", "apiserver")),

@@ -33,6 +33,7 @@ from netacct.export.pages import landing
 from netacct.export.server import Server
 from netacct.holding import Holding
 from netacct.identity.ranges import OwnAddresses
+from netacct.identity.ranges_providers import FoundRanges
 from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.kernel import rdma
 from netacct.list_files import ListFiles
@@ -41,7 +42,7 @@ from netacct.model import Address
 from netacct.moving import OpenDatapath
 from netacct.once import make_agent, make_datapath
 from netacct.policy import Policy, is_path
-from netacct.sources import FoundRanges, Sources
+from netacct.sources import Sources
 from netacct.systemd import Notifier
 from netacct.watch import FileWatch, Mark
 
@@ -149,7 +150,7 @@ class Service:
         stack.callback(self._stop_sources)
         self._files.start()
         stack.callback(self._files.stop)
-        self._agent.found_ranges(self._sources.start())
+        self._agent.found_ranges(self._sources.start().networks)
         found = self._agent.start(own, self._first_events(), self._health)
         if found:
             self._log.info("rules brought up to date", differences=len(found), first=found[0])
@@ -359,7 +360,7 @@ class Service:
         if restart:  # also where nothing changed, if asked: a reload is how to make them look
             self._sources.stop()
             self._sources = Sources(config, self._queue.put)
-            self._queue.put(FoundRanges(self._sources.start()))
+            self._queue.put(self._sources.start())
         self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
 
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from netacct import clock, yamlfile
+from netacct import clock, providers, yamlfile
 from netacct.config import Config
-from netacct.identity import cni_cache, host_pods, pods_file, ranges_cni, veth
+from netacct.identity import cni_cache, host_pods, pods_file, veth
 from netacct.identity.cni import CniSource
 from netacct.identity.file import FileSource
 from netacct.identity.host_pods import HostPods, addresses_only
-from netacct.identity.ranges_cni import CniRanges
+from netacct.identity.ranges_providers import FoundRanges
 from netacct.identity.source import Health, Replace, Source, SourceEvent
 from netacct.identity.veth import VethSource
 from netacct.model import Network, Observation
 
 NAMES = (pods_file.SOURCE, cni_cache.SOURCE, veth.SOURCE, host_pods.SOURCE)
 """Every source of this version."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundRanges:
-    """The local ranges that providers have found, all of them."""
-
-    networks: tuple[Network, ...]
 
 
 class Sources:
@@ -51,10 +43,9 @@ class Sources:
         if self._host_pods:
             self._sources.append(self._host_pods)  # for the same reason
             self._names = (*self._names, host_pods.SOURCE)
-        asked = ranges_cni.PROVIDER in config.ranges.providers
-        self._ranges = CniRanges(config.ranges.cni.directories) if asked else None
+        self._ranges = providers.running(config)
 
-    def start(self) -> tuple[Network, ...]:
+    def start(self) -> FoundRanges:
         """Start all; returns the ranges of now. What sources know now is put before this returns.
 
         A source that the configuration does not name takes back what it said in an earlier life.
@@ -64,12 +55,11 @@ class Sources:
                 self._put(Replace(name, (), clock.now()))
         for source in self._sources:
             source.start(self._put if source in (self._veth, self._host_pods) else self._hear)
-        return self._ranges.start(lambda found: self._put(FoundRanges(found))) if self._ranges else ()
+        return self._ranges.start(self._put)
 
     def stop(self) -> None:
         """Stop all; nothing is put any more once this returned."""
-        if self._ranges:
-            self._ranges.stop()
+        self._ranges.stop()
         for source in self._sources:
             source.stop()
 
@@ -103,6 +93,4 @@ def once(config: Config) -> list[SourceEvent]:
 
 def local_ranges(config: Config) -> tuple[Network, ...]:
     """The local ranges by configuration and providers, as of now."""
-    if ranges_cni.PROVIDER not in config.ranges.providers:
-        return config.local_ranges
-    return config.local_ranges + ranges_cni.read(config.ranges.cni.directories).ranges
+    return providers.found(config).networks

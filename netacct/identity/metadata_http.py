@@ -10,6 +10,7 @@ import contextlib
 import email.utils
 import http.client
 import ipaddress
+import math
 import re
 import socket
 import time
@@ -76,14 +77,19 @@ class MetadataClient:
     def __init__(self, urls: Sequence[str], timeout: float = TIMEOUT) -> None:
         self._bases = [base(url) for url in urls]
         self._timeout = timeout
+        self._end = math.inf
         self._connection: _Connection | None = None
         self._interrupted = False
+
+    def expire(self, seconds: float) -> None:
+        """Let every request fail that is not answered in so many seconds from now on."""
+        self._end = time.monotonic() + seconds
 
     def request(
         self, path: str, headers: Mapping[str, str], method: str = "GET", timeout: float | None = None
     ) -> Answer:
         """Ask, and wait for the whole answer. `timeout` is for this request only."""
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = min(self._end, time.monotonic() + (self._timeout if timeout is None else timeout))
         while True:
             reused = self._connection is not None
             try:

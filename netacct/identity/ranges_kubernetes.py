@@ -8,14 +8,21 @@ Node is deleted: its pods are still here, and a kubelet that registers again bri
 from __future__ import annotations
 
 import ipaddress
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from urllib.parse import urlencode
 
 from netacct import log
+from netacct.errors import NetacctError
+from netacct.identity.https import Exchange
+from netacct.identity.json_list import JsonList
 from netacct.identity.kube_api import IN_CLUSTER, KubeApi
 from netacct.identity.node import AUTO, node_name
-from netacct.identity.ranges_provider import Fact
-from netacct.identity.reflector import Object, Pace, Reflector
+from netacct.identity.ranges_provider import Fact, Told
+from netacct.identity.reflector import ANY, Object, Pace, Reflector
 from netacct.identity.source import Health
 from netacct.model import Network
 from netacct.policy import canonical, local_range_fault
@@ -42,8 +49,24 @@ class KubernetesRanges:
         self._changed: Callable[[tuple[Network, ...]], None] = lambda _: None
         self._listed = threading.Event()
         self._log = log.get(source="kubernetes-ranges", node=self._node)
-        params = {"fieldSelector": f"metadata.name={self._node}"}
-        self._reflector = Reflector(KubeApi(kubeconfig), PATH, params, self._replace, self._event, pace)
+        self._kubeconfig = kubeconfig
+        self._params = {"fieldSelector": f"metadata.name={self._node}"}
+        self._reflector = Reflector(KubeApi(kubeconfig), PATH, self._params, self._replace, self._event, pace)
+
+    def read(self, seconds: float) -> Told:
+        """Ask once, in this call. Raises NetacctError."""
+        target = f"{PATH}?{urlencode({**self._params, 'resourceVersion': ANY})}"
+        exchange = Exchange()
+        try:
+            answer = KubeApi(self._kubeconfig).get(exchange, target, seconds)
+            if answer.status != HTTPStatus.OK:
+                raise NetacctError(f"the API server answers {answer.status}: {answer.text()}")
+            nodes = JsonList(answer.chunks(time.monotonic() + seconds, math.inf)).items()
+            return Told(canonical(each for node in nodes if isinstance(node, dict) for each in _pod_cidrs(node)))
+        except ValueError as error:
+            raise NetacctError(f"what the API server answers: {error}") from error
+        finally:
+            exchange.close()
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -81,18 +104,26 @@ class KubernetesRanges:
             self._take(changed)
 
     def _take(self, node: Object) -> None:
-        """What a Node says; one that has no podCIDRs yet, or no readable ones, changes nothing."""
-        spec = node.get("spec")
-        said = spec.get("podCIDRs") or [spec.get("podCIDR")] if isinstance(spec, dict) else []
+        """What a Node says; one that has no podCIDRs yet, or no good ones, changes nothing."""
         try:
-            found = canonical(ipaddress.ip_network(text, strict=False) for text in said if text)
-        except (ValueError, TypeError):
-            self._log.error("podCIDRs are not understood, left as they were", pod_cidrs=str(said))
+            found = _pod_cidrs(node)
+        except ValueError as error:
+            self._log.error("podCIDRs are not understood, left as they were", why=str(error))
             return
-        faults = [fault for fault in map(local_range_fault, found) if fault]
-        if faults:
-            self._log.error("podCIDRs cannot be local ranges, left as they were", why=faults[0])
-        elif found and found != self._ranges:
+        if found and found != self._ranges:
             self._ranges = found
             self._log.info("local ranges by podCIDRs", ranges=" ".join(map(str, found)))
             self._changed(found)
+
+
+def _pod_cidrs(node: Object) -> tuple[Network, ...]:
+    """The CIDRs of a Node; none where it has none yet. Raises ValueError for such as cannot be local ranges."""
+    spec = node.get("spec")
+    said = spec.get("podCIDRs") or [spec.get("podCIDR")] if isinstance(spec, dict) else []
+    try:
+        found = canonical(ipaddress.ip_network(text, strict=False) for text in said if text)
+    except (ValueError, TypeError):
+        raise ValueError(f"{said!r:.100} are no networks") from None
+    for fault in filter(None, map(local_range_fault, found)):
+        raise ValueError(fault)
+    return found

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from netacct import clock, log
 from netacct.errors import NetacctError
 from netacct.identity.metadata_http import Answer, MetadataClient
-from netacct.identity.ranges_provider import Fact
+from netacct.identity.ranges_provider import Fact, Told
 from netacct.identity.source import Health
 from netacct.log import Repeats
 from netacct.model import Network
@@ -81,6 +81,15 @@ class MetadataRanges:
         self._repeats = Repeats(TROUBLE_SECONDS)
         self._log = log.get(source=f"{self.name}-ranges")
         self._sleeper = Sleeper(f"ranges-{self.name}")
+
+    def read(self, seconds: float) -> Told:
+        """Ask once, in this call. Raises UnansweredError."""
+        self._client.expire(seconds)
+        try:
+            known = self._cloud.ask(self._client)
+        finally:
+            self._client.close()
+        return Told(canonical(each for each in known.ranges if not local_range_fault(each)), known.facts)
 
     @property
     def facts(self) -> tuple[Fact, ...]:

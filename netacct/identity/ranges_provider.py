@@ -16,10 +16,21 @@ class Fact(NamedTuple):
     words: str
 
 
+class Told(NamedTuple):
+    """What a provider says: the local ranges, canonical, and facts besides."""
+
+    ranges: tuple[Network, ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+
 class RangeProvider(Protocol):
     """Somebody who knows which addresses belong to this node's pods."""
 
     name: str
+
+    def read(self, seconds: float) -> Told:
+        """What it says now, for who does not follow it; logs nothing. Raises NetacctError, within about `seconds`."""
+        ...
 
     @property
     def facts(self) -> tuple[Fact, ...]:

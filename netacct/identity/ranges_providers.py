@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from netacct import log
 from netacct.errors import NetacctError
@@ -23,12 +23,32 @@ class FoundRanges:
     """The local ranges that providers have found, all of them.
 
     `networks` is canonical. `names` has each network that a provider named, also such as lie inside of others, with the
-    providers' names. `facts` are about the network around this node.
+    providers' names. `facts` are about the network around this node. `faults` are the providers that could not be read,
+    with the reason: ranges may be missing.
     """
 
     networks: tuple[Network, ...] = ()
     names: tuple[tuple[Network, str], ...] = ()
     facts: tuple[Fact, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+def read(
+    providers: Iterable[RangeProvider], seconds: float, known: Mapping[str, Iterable[Network]] | None = None
+) -> FoundRanges:
+    """What providers say now, each within `seconds`, without following them; `known` are ranges by others, by name."""
+    ranges: dict[str, Iterable[Network]] = dict(known or {})
+    facts: list[Fact] = []
+    faults: list[str] = []
+    for provider in providers:
+        try:
+            told = provider.read(seconds)
+        except NetacctError as error:
+            faults.append(f"{provider.name}: {error}")
+        else:
+            ranges[provider.name] = told.ranges
+            facts += told.facts
+    return replace(merge(ranges, facts), faults=tuple(faults))
 
 
 def merge(ranges: Mapping[str, Iterable[Network]], facts: Iterable[Fact] = ()) -> FoundRanges:

@@ -23,7 +23,7 @@ from functools import partial
 from netacct import log, rtnetlink
 from netacct import routes as routing
 from netacct.errors import NetacctError
-from netacct.identity.ranges_provider import Fact
+from netacct.identity.ranges_provider import Fact, Told
 from netacct.identity.source import Health
 from netacct.model import Network
 from netacct.policy import canonical, local_range_fault
@@ -115,6 +115,16 @@ class RtnetlinkRanges:
         self._health = Health(up=False, reason="not started")
         self._sleeper = Sleeper(f"ranges-{self.name}")
         self._log = log.get(source="rtnetlink-ranges")
+
+    def read(self, seconds: float) -> Told:  # noqa: ARG002 -- the kernel keeps nobody waiting
+        """What the routes of now say. Raises NetacctError."""
+        found = PodRoutes(any_veth=self._any_veth)
+        try:
+            with rtnetlink.connect() as requests:
+                found.take(routing.dump(requests))
+        except OSError as error:
+            raise NetacctError(f"cannot list links and routes: {error.strerror or error}") from error
+        return Told(found.ranges())
 
     @property
     def facts(self) -> tuple[Fact, ...]:
