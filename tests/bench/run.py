@@ -20,13 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import bench_identity
 import bench_packet
 import bench_read
 import bench_report
 import bench_running
 from bench_stats import Figure
 
-PARTS = ("packet", "read", "scrape", "memory", "start")
+PARTS = ("packet", "read", "scrape", "memory", "start", "identity")
 RESULTS = Path(__file__).parent / "results"
 CHECK_ROUNDS = 9
 EX_NOPERM = 77
@@ -58,6 +59,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[list[Figure], di
         "scrape": (lambda: bench_running.scrape(folder / "scrape"), bench_running.scrape_figures),
         "memory": (lambda: bench_running.memory(folder / "memory", options.scrapes), bench_running.memory_figures),
         "start": (lambda: bench_running.start(folder / "start"), bench_running.start_figures),
+        "identity": (lambda: bench_identity.measure(folder / "identity"), bench_identity.figures),
     }
     figures: list[Figure] = []
     samples: dict[str, Any] = {}

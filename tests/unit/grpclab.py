@@ -71,6 +71,23 @@ def event(kind: int, message: Any = None) -> bytes:
     return data
 
 
+def varint(number: int) -> bytes:
+    """A base-128 varint (https://protobuf.dev/programming-guides/encoding/#varints)."""
+    head = b""
+    while number > 0x7F:
+        head += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return head + bytes([number])
+
+
+def field(number: int, value: bytes | str | int) -> bytes:
+    """A field: text, bytes and messages are of wire type 2, numbers of wire type 0."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
 class Kubelet:
     """A kubelet's Pods API: what is in `pods` is listed first, then what is said goes to every watch.
 

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from grpclab import field, varint
 
 from netacct.identity import grpc_messages
 from netacct.identity.kube_pod import KubePod
 from netacct.identity.kube_proto import from_proto
 from netacct.model import pack
-
-
-def varint(number: int) -> bytes:
-    """A base-128 varint (https://protobuf.dev/programming-guides/encoding/#varints)."""
-    head = b""
-    while number > 0x7F:
-        head += bytes([number & 0x7F | 0x80])
-        number >>= 7
-    return head + bytes([number])
-
-
-def field(number: int, value: bytes | str | int) -> bytes:
-    """A field: text, bytes and messages are of wire type 2, numbers of wire type 0."""
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    data = value.encode() if isinstance(value, str) else value
-    return varint(number << 3 | 2) + varint(len(data)) + data
 
 
 def fixed(number: int, width: int) -> bytes:
