@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTEST := .venv/bin/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-kernel test-prometheus test-systemd lint format bench golden wheel setup clean
+.PHONY: help demo test test-quick test-kernel test-prometheus test-systemd test-cluster demo-cluster setup-cluster lint format bench golden wheel setup clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -29,6 +29,15 @@ test-prometheus: setup ## only what runs a real Prometheus or promtool
 
 test-systemd: setup ## only what boots Debian in containers and runs netacct there as a unit
 	$(PYTEST) -q -m systemd $(ARGS)
+
+setup-cluster:
+	@tools/setup cluster
+
+test-cluster: setup-cluster ## agents on the nodes of a real Kubernetes cluster, in namespaces of this machine
+	$(PYTEST) -q tests/cluster $(ARGS)
+
+demo-cluster: setup-cluster ## such a cluster, an experiment in it, sent beside counted (KEEP=1 leaves it running)
+	@PYTHONPATH=tests/cluster .venv/bin/python -m clusterlab demo $(if $(KEEP),--keep) $(ARGS)
 
 lint: setup ## ruff, mypy strict, import contracts, and that every flag, metric and key is documented
 	.venv/bin/ruff check .

@@ -1,0 +1,1 @@
+"""A real Kubernetes cluster on one machine, in namespaces: see docs/cluster-tests.md."""

@@ -1,0 +1,120 @@
+"""`netacct run` on a node of the cluster, as its operator would start it: default paths, every source `auto`."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from clusterlab import plan
+from clusterlab.classes import Series, Totals
+from clusterlab.hosts import Host, HostError, until
+from clusterlab.truth import Count
+from netacct.demo import exposition
+
+PORT = 19112
+SERVICE = "netacct"
+UNATTRIBUTED = "unattributed"
+"""The pod of a series that is booked to nobody; its namespace is empty."""
+
+CONFIG: dict[str, Any] = {"policy": "/etc/netacct/policy.yaml", "metrics": {"zero_first": "0s"}}
+"""What is not the default: the cluster's CIDRs, and series that begin with their true value."""
+
+
+class Agent:
+    """The agent of one node."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def start(self, *, wait: bool = True, **settings: Any) -> None:
+        """Start it with CONFIG and these keys of netacct.yaml; as a rule, wait until it is ready."""
+        self.configure(**settings)
+        if SERVICE in self._host.services:
+            self._host.start(SERVICE)
+        else:
+            self._host.serve(SERVICE, [*_netacct(), "run"])
+        if wait:
+            self.wait()
+
+    def configure(self, **settings: Any) -> None:
+        """Write netacct.yaml and the policy."""
+        self._host.write("/etc/netacct/policy.yaml", json.dumps(plan.POLICY))
+        self._host.write("/etc/netacct/netacct.yaml", json.dumps({**CONFIG, **settings}))
+
+    def wait(self, patience: float = 30.0) -> None:
+        """Wait until /readyz says so."""
+        until(self._is_ready, patience, lambda: f"{self._host.name}: the agent is not ready: {self.log}")
+
+    def stop(self) -> None:
+        """End it as a service manager does; rules and counters stay or go as the agent decides."""
+        self._host.stop(SERVICE)
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._host.stop(SERVICE, signal.SIGKILL)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs."""
+        return self._host.runs(SERVICE)
+
+    @property
+    def log(self) -> str:
+        """The end of its log."""
+        return self._host.read_log(SERVICE, 10_000)
+
+    def get(self, path: str, timeout: float = 15.0) -> tuple[int, str]:
+        """Status and body of a page. Raises OSError where nobody answers."""
+        with self._host.entered():
+            end = socket.create_connection(("127.0.0.1", PORT), timeout)
+        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=timeout)
+        connection.sock = end
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def page(self) -> str:
+        """/metrics, as the second of two scrapes: the first shows new series as 0."""
+        self.get("/metrics")
+        status, body = self.get("/metrics")
+        if status != http.client.OK:
+            raise HostError(f"{self._host.name}: /metrics: {status}")
+        return body
+
+    def totals(self) -> Totals:
+        """Bytes and packets of all pods' series, and of what is booked to nobody; without zeros."""
+        found: Totals = {}
+        for series, count in exposition.totals(self.page()).items():
+            if series.level in ("pod", UNATTRIBUTED):
+                pod = series.name if series.level == "pod" else UNATTRIBUTED
+                key = Series(series.namespace, pod, series.direction, series.traffic)
+                found[key] = Count(count.bytes, count.packets)
+        return found
+
+    def command(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `netacct ARGUMENTS` on the node."""
+        return self._host.run([*_netacct(), *arguments], check=check)
+
+    def pods(self) -> Any:
+        """`netacct pods -o json`."""
+        return json.loads(self.command("pods", "-o", "json").stdout)
+
+    def _is_ready(self) -> bool:
+        if not self.runs:
+            raise HostError(f"{self._host.name}: the agent has ended: {self.log}")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self.get("/readyz")[0] == http.client.OK
+        return False
+
+
+def _netacct() -> list[str]:
+    program = Path(sys.executable).with_name("netacct")
+    return [str(program)] if program.exists() else [sys.executable, "-m", "netacct"]
