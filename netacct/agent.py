@@ -31,7 +31,8 @@ from netacct.log import get
 from netacct.marking import Marking
 from netacct.model import Address, Network, is_cgroup
 from netacct.moving import FindOther, no_other
-from netacct.policy import Policy
+from netacct.policy import Policy, Prefix
+from netacct.policy_found import Merging
 from netacct.rivals import Rivals, all_differences
 from netacct.silence import Silence
 
@@ -80,6 +81,8 @@ class Agent:
         self._silence = Silence()
         self._own: frozenset[Address] = frozenset()
         self._found: tuple[Network, ...] = ()
+        self._cluster: tuple[Prefix, ...] = ()
+        self._merge = Merging()
         self._sources: Callable[[], Mapping[str, Health]] = dict
         self._marking = Marking()
         self._rivals = Rivals()
@@ -147,6 +150,12 @@ class Agent:
     def found_ranges(self, found: tuple[Network, ...]) -> None:
         """What providers say the local ranges are, besides those of the configuration. Also before `start`."""
         self._found = found
+        if self._started:
+            self._replan()
+
+    def found_cluster(self, facts: tuple[Prefix, ...]) -> None:
+        """What was found of the whole cluster's ranges. Also before `start`."""
+        self._cluster = facts
         if self._started:
             self._replan()
 
@@ -321,7 +330,8 @@ class Agent:
         wanted = {ip for ip in wanted if not is_cgroup(ip)} - self._own
         levels = host_pod_levels(self._config, (lease.sandbox for lease in leases if is_cgroup(lease.ip)))
         local = ranges.join((*self._config.local_ranges, *self._found), wanted)
-        return planning.build(self._policy, local, self._own, self._marking.table(self._policy), host_pods=levels)
+        policy = self._merge(self._policy, self._cluster, local).policy
+        return planning.build(policy, local, self._own, self._marking.table(policy), host_pods=levels)
 
     def _replan(self, leaving: Collection[Address] = ()) -> None:
         if self.paused:

@@ -57,6 +57,13 @@ class Ranges:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterRanges:
+    """What finds ranges of the whole cluster; `auto` stands for all that this version has."""
+
+    providers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Marks:
     """`mode`: auto, on or off."""
 
@@ -153,6 +160,7 @@ class Config:
     host_pods: str
     local_ranges: tuple[Network, ...]
     ranges: Ranges
+    cluster_ranges: ClusterRanges
     marks: Marks
     identity: Identity
     metrics: Metrics
@@ -299,6 +307,7 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
         ranges=Ranges(
             **part("ranges"), cni=Directories(**part("ranges.cni")), metadata=Metadata(**part("ranges.metadata"))
         ),
+        cluster_ranges=ClusterRanges(**part("cluster_ranges")),
         marks=Marks(**part("marks")),
         identity=Identity(
             **part("identity"),

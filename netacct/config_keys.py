@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from netacct.identity import cni_cache
+from netacct.identity import cluster, cni_cache
 from netacct.model import Network
 from netacct.policy import local_range_fault
 from netacct.yamlfile import Node
@@ -232,6 +232,7 @@ KEYS: dict[str, Key] = {
     "ranges.providers": Key("auto", _word_or_list("auto", *RANGE_PROVIDERS)),
     "ranges.metadata.url": Key("auto", _text(_metadata_url, METADATA_FORMS)),
     "ranges.cni.directories": Key(cni_cache.CONFIGURATION, _auto_or(cni_cache.CONFIGURATION, _distinct(_PATH))),
+    "cluster_ranges.providers": Key(cluster.PROVIDERS, _auto_or_list(cluster.PROVIDERS, *cluster.PROVIDERS)),
     "marks.mode": Key("auto", _one_of("auto", "on", "off")),
     "identity.sources": Key(AUTO_SOURCES, _auto_or_list(AUTO_SOURCES, *AUTO_SOURCES, "veth", "apiserver")),
     "identity.file.path": Key("/etc/netacct/pods.yaml", _PATH),

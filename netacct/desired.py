@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from netacct import marking, policy_file, sources
+from netacct import marking, policy_file, policy_found, sources
 from netacct.config import Config
 from netacct.errors import NetacctError
 from netacct.identity import host_pods, ranges
 from netacct.kernel import plan as planning
 from netacct.model import Address, Network, Observation, is_cgroup
+from netacct.policy import Policy
+from netacct.policy_found import Merged
 
 
 def observations(config: Config) -> tuple[Observation, ...]:
@@ -30,10 +32,16 @@ def plan(config: Config) -> tuple[planning.Plan, str]:
     policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
     decision = marking.decide(config, policy)
     own = ranges.own_addresses()
+    local = _joined(config, own)
     marks = policy.marks if decision.enabled else None
     levels = host_pod_levels(config, (seen.sandbox for seen in observations(config) if is_cgroup(seen.ip)))
-    made = planning.build(policy, _joined(config, own), own, marks, host_pods=levels)
+    made = planning.build(merged(config, policy, local).policy, local, own, marks, host_pods=levels)
     return made, "" if decision.looked else decision.reason
+
+
+def merged(config: Config, policy: Policy, local: Iterable[Network]) -> Merged:
+    """The policy with the cluster's ranges that are found now."""
+    return policy_found.merge(policy, sources.cluster_ranges(config)[0], local)
 
 
 def host_pod_levels(config: Config, cgroups: Iterable[str]) -> set[int]:

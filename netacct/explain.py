@@ -7,17 +7,25 @@ from collections.abc import Collection, Iterable
 
 from netacct.errors import UsageError
 from netacct.model import Address, Network
-from netacct.policy import MarkTable, Policy, Prefix, Verdict, classify
+from netacct.policy import MarkTable, Policy, Prefix, Reason, Verdict, classify
+from netacct.policy_found import Unused
 
 
 def explain(
-    policy: Policy, text: str, own: Collection[Address] = frozenset(), local: Iterable[Network] = ()
+    policy: Policy,
+    text: str,
+    own: Collection[Address] = frozenset(),
+    local: Iterable[Network] = (),
+    unused: Iterable[Unused] = (),
 ) -> dict[str, str]:
     """Facts about one address, in the order in which to print them. Raises UsageError where `text` is no address.
 
-    Keys: `address`, `traffic`, `because`, `prefix`, `line` (the line of the policy that decided), `beaten` (the
-    prefixes that cover the address too and lost), `zone`, `region`, `mark`, `policy`, `note`. A fact that is not there
-    is left out.
+    `policy` has the cluster's ranges that were found; `unused` are those that it does not use.
+
+    Keys: `address`, `traffic`, `because` (of a cluster's range: where it was found), `prefix`, `line` (the line of the
+    policy that decided), `beaten` (the prefixes that cover the address too and lost), `unused` (ranges that were found,
+    cover the address and are not used, with the reason), `zone`, `region`, `mark`, `policy`, `note`. A fact that is not
+    there is left out.
 
     An IPv4-mapped IPv6 address (RFC 4291 2.5.5.2) is how a dual-stack socket shows an IPv4 peer. On the wire there is
     only the IPv4 packet (and Linux drops IPv6 packets from such a source), so the answer is the IPv4 address's.
@@ -29,21 +37,24 @@ def explain(
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     if mapped is not None:
         note = f"{text} is how a dual-stack socket shows an IPv4 peer; its packets are from {mapped}"
-        return _facts(policy, mapped.packed, classify(policy, mapped.packed, own, local)) | {"note": note}
-    facts = _facts(policy, address.packed, classify(policy, address.packed, own, local))
+        return _facts(policy, mapped.packed, classify(policy, mapped.packed, own, local), unused) | {"note": note}
+    facts = _facts(policy, address.packed, classify(policy, address.packed, own, local), unused)
     zone = text.partition("%")[2]
     return facts | {"note": f"the zone {zone} plays no part: packets do not carry it"} if zone else facts
 
 
-def _facts(policy: Policy, address: Address, verdict: Verdict) -> dict[str, str]:
+def _facts(policy: Policy, address: Address, verdict: Verdict, unused: Iterable[Unused]) -> dict[str, str]:
     kind = next((item for item in policy.classes if item.name == verdict.traffic), None)
+    found = verdict.reason is Reason.FOUND
+    parsed = ipaddress.ip_address(address)
     facts = {
-        "address": str(ipaddress.ip_address(address)),
+        "address": str(parsed),
         "traffic": verdict.traffic,
-        "because": str(verdict.reason),
+        "because": verdict.origin if found else str(verdict.reason),
         "prefix": "" if verdict.prefix is None else str(verdict.prefix),
-        "line": verdict.origin,
+        "line": "" if found else verdict.origin,
         "beaten": ", ".join(_lost(prefix) for prefix in verdict.beaten),
+        "unused": ", ".join(f"{_lost(fact)}: {why}" for fact, why in unused if parsed in fact.network),
         "zone": kind.zone if kind else "",
         "region": kind.region if kind else "",
         "mark": _mark(policy.marks, verdict.traffic),

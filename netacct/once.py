@@ -45,6 +45,7 @@ def apply(config: Config) -> list[str]:
     there = {name for name in DATAPATHS if detect_look.ours(name)}
     agent = make_agent(config, datapath)
     agent.found_ranges(sources.local_ranges(config))
+    agent.found_cluster(sources.cluster_ranges(config)[0])
     found = agent.start(own_addresses(), sources.once(config))
     if datapath.name in there:
         return [f"repaired: {words}" for words in found]

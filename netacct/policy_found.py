@@ -21,7 +21,7 @@ Everything here is pure.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from netacct.model import Network
@@ -38,8 +38,7 @@ class Unused(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(NamedTuple):
     """A policy with what was found, and what it does not use of that. Its hash is that of the file."""
 
     policy: Policy

@@ -42,7 +42,7 @@ from netacct.model import Address
 from netacct.moving import OpenDatapath
 from netacct.once import make_agent, make_datapath
 from netacct.policy import Policy, is_path
-from netacct.sources import Sources
+from netacct.sources import FoundCluster, Sources
 from netacct.systemd import Notifier
 from netacct.watch import FileWatch, Mark
 
@@ -86,7 +86,9 @@ class FilesChanged:
     paths: frozenset[str]
 
 
-Message: TypeAlias = Scrape | Command | Replace | Update | FoundRanges | Signalled | FilesChanged | frozenset[Address]
+Message: TypeAlias = (
+    Scrape | Command | Replace | Update | FoundRanges | FoundCluster | Signalled | FilesChanged | frozenset[Address]
+)
 
 
 class Service:
@@ -151,6 +153,7 @@ class Service:
         self._files.start()
         stack.callback(self._files.stop)
         self._agent.found_ranges(self._sources.start().networks)
+        self._agent.found_cluster(self._sources.start_cluster())
         found = self._agent.start(own, self._first_events(), self._health)
         if found:
             self._log.info("rules brought up to date", differences=len(found), first=found[0])
@@ -278,6 +281,8 @@ class Service:
             self._agent.observe([message])
         elif isinstance(message, FoundRanges):
             self._agent.found_ranges(message.networks)
+        elif isinstance(message, FoundCluster):
+            self._agent.found_cluster(message.facts)
         elif isinstance(message, Signalled):
             if message.number == signal.SIGHUP:
                 self._reload(asked=True)
@@ -361,6 +366,7 @@ class Service:
             self._sources.stop()
             self._sources = Sources(config, self._queue.put)
             self._queue.put(self._sources.start())
+            self._queue.put(FoundCluster(self._sources.start_cluster()))
         self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
 
 

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from netacct import clock, providers, yamlfile
 from netacct.config import Config
 from netacct.identity import cni_cache, host_pods, pods_file, veth
+from netacct.identity.cluster_ranges import ClusterRanges
 from netacct.identity.cni import CniSource
 from netacct.identity.file import FileSource
 from netacct.identity.host_pods import HostPods, addresses_only
 from netacct.identity.ranges_providers import FoundRanges
 from netacct.identity.source import Health, Replace, Source, SourceEvent
 from netacct.identity.veth import VethSource
+from netacct.kernel import kube_rules
 from netacct.model import Network, Observation
+from netacct.policy import Prefix
 
 NAMES = (pods_file.SOURCE, cni_cache.SOURCE, veth.SOURCE, host_pods.SOURCE)
 """Every source of this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCluster:
+    """The ranges of the whole cluster that were found, all of them."""
+
+    facts: tuple[Prefix, ...]
 
 
 class Sources:
@@ -28,7 +39,7 @@ class Sources:
         put: takes events and ranges, from any thread; never blocks.
     """
 
-    def __init__(self, config: Config, put: Callable[[SourceEvent | FoundRanges], None]) -> None:
+    def __init__(self, config: Config, put: Callable[[SourceEvent | FoundRanges | FoundCluster], None]) -> None:
         self._put = put
         self._names = config.identity.sources
         self._veth = VethSource() if veth.SOURCE in self._names else None
@@ -44,6 +55,7 @@ class Sources:
             self._sources.append(self._host_pods)  # for the same reason
             self._names = (*self._names, host_pods.SOURCE)
         self._ranges = providers.running(config)
+        self._cluster = _cluster(config)
 
     def start(self) -> FoundRanges:
         """Start all; returns the ranges of now. What sources know now is put before this returns.
@@ -57,8 +69,13 @@ class Sources:
             source.start(self._put if source in (self._veth, self._host_pods) else self._hear)
         return self._ranges.start(self._put)
 
+    def start_cluster(self) -> tuple[Prefix, ...]:
+        """Start to look for the cluster's ranges; returns those of now."""
+        return self._cluster.start(lambda facts: self._put(FoundCluster(facts)))
+
     def stop(self) -> None:
         """Stop all; nothing is put any more once this returned."""
+        self._cluster.stop()
         self._ranges.stop()
         for source in self._sources:
             source.stop()
@@ -94,3 +111,13 @@ def once(config: Config) -> list[SourceEvent]:
 def local_ranges(config: Config) -> tuple[Network, ...]:
     """The local ranges by configuration and providers, as of now."""
     return providers.found(config).networks
+
+
+def cluster_ranges(config: Config) -> tuple[tuple[Prefix, ...], tuple[str, ...]]:
+    """The ranges of the whole cluster that are found now, and what was there and was not taken for one, in words."""
+    return _cluster(config).read()
+
+
+def _cluster(config: Config) -> ClusterRanges:
+    directories = config.ranges.cni.directories
+    return ClusterRanges(config.cluster_ranges.providers, (kube_rules.read, kube_rules.read_legacy), directories)

@@ -106,12 +106,14 @@ def _require_dry(args: argparse.Namespace) -> None:
 
 def _explain(args: argparse.Namespace) -> int:
     from netacct import explain, policy_file  # noqa: PLC0415 -- other commands start faster without it
-    from netacct.desired import local_ranges  # noqa: PLC0415 -- as above
+    from netacct.desired import local_ranges, merged  # noqa: PLC0415 -- as above
     from netacct.identity.ranges import own_addresses  # noqa: PLC0415 -- as above
 
     config = configuration(args)
     policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
-    facts = explain.explain(policy, args.address, own_addresses(), local_ranges(config))
+    local = local_ranges(config)
+    policy, unused = merged(config, policy, local)
+    facts = explain.explain(policy, args.address, own_addresses(), local, unused)
     if args.output == "json":
         output.write_json(facts)
     else:

@@ -14,6 +14,9 @@ from typing import NamedTuple
 from netacct.model import Network
 from netacct.policy import Prefix, local_range_fault, sort_key
 
+PROVIDERS = ("flannel", "cni", "kubernetes", "rules", "routes", "cloud")
+"""Every provider of cluster ranges, in the order in which they are named where several say the same."""
+
 SHORTEST: Mapping[int, int] = {4: 8, 6: 16}
 """The shortest prefix that is believed, by IP version: whatever says more than that says nothing about a cluster."""
 
@@ -48,14 +51,15 @@ class Kept(NamedTuple):
 
 
 def keep(before: Kept, readings: Iterable[Reading]) -> Kept:
-    """The facts of now: what a kind said last holds until it says something else.
+    """The facts of now: what a kind said last holds until it says something else, also where it was not asked.
 
     A kind that says nothing any more is being written anew, or restarts, or was never told again: a cluster does not
     lose its ranges while a node is up. Where only a part could be read, the rest of what it said before holds besides.
     """
-    facts: dict[str, tuple[Prefix, ...]] = {}
-    stale: set[str] = set()
+    facts = dict(before.facts)
+    stale = set(before.stale)
     for reading in readings:
+        stale.discard(reading.kind)
         earlier = before.facts.get(reading.kind, ())
         whole = bool(reading.facts) and not reading.faults
         known = {(fact.network, fact.traffic) for fact in reading.facts}

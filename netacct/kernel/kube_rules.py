@@ -76,11 +76,8 @@ class Match(NamedTuple):
     name: str = ""
 
 
-def read(*, legacy: bool) -> list[Prefix]:
-    """The ranges of pods and Services in kube-proxy's rules in this network namespace.
-
-    Args:
-        legacy: look into legacy tables, too, where there are some; the nat table is copied whole.
+def read() -> list[Prefix]:
+    """The ranges of pods and Services in kube-proxy's rules in this network namespace, but for legacy tables.
 
     Raises:
         DatapathError: rules could not be listed.
@@ -94,8 +91,6 @@ def read(*, legacy: bool) -> list[Prefix]:
             for table, chain in _SERVICE_CHAINS:
                 ranges = _ranges(link, family, table, _matches(link, family, table, chain))
                 found += _facts(SERVICE, family, (table, chain), ranges)
-    if legacy:
-        found += _legacy()
     return found
 
 
@@ -201,7 +196,13 @@ def _network(size: int, value: bytes, mask: bytes) -> Network | None:
     return ipaddress.ip_network((value.ljust(size, b"\0"), length), strict=False)
 
 
-def _legacy() -> Iterator[Prefix]:
+def read_legacy() -> list[Prefix]:
+    """As `read`, of legacy tables, where there are any: each nat table is copied whole, if it is not too large.
+
+    Raises:
+        DatapathError: a table could not be read.
+    """
+    found: list[Prefix] = []
     families: tuple[Family, Family] = (4, 6)  # in the order of marks_xtables.KINDS
     for family, kind in zip(families, marks_xtables.KINDS, strict=True):
         if "nat" not in marks_xtables.tables(kind):
@@ -212,8 +213,9 @@ def _legacy() -> Iterator[Prefix]:
             if error.errno == errno.EFBIG:
                 continue
             raise DatapathError(f"reading the {kind.tool} table nat: {error.strerror}") from error
-        for network in parse_legacy(family, kind.offsets, blob):
-            yield Prefix(network, POD, f"found in kube-proxy's rules ({kind.tool} nat {SERVICE_CHAIN})")
+        words = f"found in kube-proxy's rules ({kind.tool} nat {SERVICE_CHAIN})"
+        found += [Prefix(network, POD, words) for network in parse_legacy(family, kind.offsets, blob)]
+    return found
 
 
 def parse_legacy(family: Family, offsets: int, blob: bytes) -> Iterator[Network]:
