@@ -6,22 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from netacct import clock, providers, yamlfile
+from netacct import clock, providers, source_makers, yamlfile
 from netacct.config import Config
-from netacct.identity import cni_cache, host_pods, pods_file, veth
+from netacct.config_keys import AUTO_SOURCES
+from netacct.identity import cni_cache, pods_file
 from netacct.identity.cluster_ranges import ClusterRanges
 from netacct.identity.cni import CniSource
-from netacct.identity.file import FileSource
 from netacct.identity.host_pods import HostPods, addresses_only
 from netacct.identity.ranges_providers import FoundRanges
-from netacct.identity.source import Health, Replace, Source, SourceEvent
-from netacct.identity.veth import VethSource
+from netacct.identity.source import Health, Replace, SourceEvent
 from netacct.kernel import kube_rules
 from netacct.model import Network, Observation
 from netacct.policy import Prefix
-
-NAMES = (pods_file.SOURCE, cni_cache.SOURCE, veth.SOURCE, host_pods.SOURCE)
-"""Every source of this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +37,8 @@ class Sources:
 
     def __init__(self, config: Config, put: Callable[[SourceEvent | FoundRanges | FoundCluster], None]) -> None:
         self._put = put
-        self._names = config.identity.sources
-        self._veth = VethSource() if veth.SOURCE in self._names else None
-        self._host_pods = HostPods() if config.host_pods == "cgroup" else None
-        makers: dict[str, Callable[[], Source]] = {
-            pods_file.SOURCE: lambda: FileSource(config.identity.file.path),
-            cni_cache.SOURCE: lambda: CniSource(config.identity.cni.directories),
-        }
-        self._sources = [makers[name]() for name in self._names if name in makers]
-        if self._veth:
-            self._sources.append(self._veth)  # the last, because it speaks of what the others say
-        if self._host_pods:
-            self._sources.append(self._host_pods)  # for the same reason
-            self._names = (*self._names, host_pods.SOURCE)
+        self._auto = config.identity.sources == AUTO_SOURCES
+        self._made = source_makers.make(config)
         self._ranges = providers.running(config)
         self._cluster = _cluster(config)
 
@@ -62,11 +47,11 @@ class Sources:
 
         A source that the configuration does not name takes back what it said in an earlier life.
         """
-        for name in NAMES:
-            if name not in self._names:
+        for name in source_makers.NAMES:
+            if name not in self._made.by_name:
                 self._put(Replace(name, (), clock.now()))
-        for source in self._sources:
-            source.start(self._put if source in (self._veth, self._host_pods) else self._hear)
+        for source in self._made.by_name.values():
+            source.start(self._put if source is self._made.host_pods else self._hear)
         return self._ranges.start(self._put)
 
     def start_cluster(self) -> tuple[Prefix, ...]:
@@ -77,20 +62,27 @@ class Sources:
         """Stop all; nothing is put any more once this returned."""
         self._cluster.stop()
         self._ranges.stop()
-        for source in self._sources:
+        for source in self._made.by_name.values():
             source.stop()
 
+    def hurry(self) -> None:
+        """Somebody's bytes have no owner: let those that ask every so often ask soon. From any thread."""
+        for source in self._made.polled:
+            source.hurry()
+
     def health(self) -> Mapping[str, Health]:
-        """The health of each source, by name. May be called from any thread."""
-        return {source.name: source.healthy() for source in self._sources}
+        """The health of each source, by name; of those that nobody named, only what is on this node. Any thread."""
+        found = {name: source.healthy() for name, source in self._made.by_name.items()}
+        return {name: health for name, health in found.items() if health.present or not self._auto}
 
     def _hear(self, event: SourceEvent) -> None:
         about_addresses = addresses_only(event)
         self._put(about_addresses)
-        if self._veth:
-            self._veth.learn(about_addresses)
-        if self._host_pods:
-            self._host_pods.learn(event)
+        for hearer in self._made.hearers:
+            if hearer.name != event.source:
+                hearer.learn(about_addresses)
+        if self._made.host_pods:
+            self._made.host_pods.learn(event)
 
 
 def once(config: Config) -> list[SourceEvent]:
