@@ -214,3 +214,9 @@ def test_health(netns: support.Netns, follow: Follow) -> None:
     assert follower.provider.facts == ()
     follower.provider.stop()
     assert not any(thread.name == "ranges-rtnetlink" for thread in threading.enumerate())
+
+
+def test_reading_once(netns: support.Netns) -> None:
+    """Who does not follow gets the ranges of now."""
+    attach(netns, f"cali{HASH}", V4, V6)
+    assert texts(RtnetlinkRanges().read(1).ranges) == [f"{V4}/32", f"{V6}/128"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from metadata_server import Asked, MetadataServer, Reply, serving
 
+from netacct.errors import NetacctError
 from netacct.identity.ranges_kubernetes import KubernetesRanges
 from netacct.identity.reflector import Backoff, Pace
 from netacct.model import Network
@@ -146,3 +147,17 @@ def test_a_refusal_is_told(api: ApiServer, provider: KubernetesRanges, told: Tol
     assert not health.up
     assert "grant list and watch on /api/v1/nodes" in health.reason
     assert told.empty()
+
+
+def test_reading_once(api: ApiServer, provider: KubernetesRanges, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who does not follow gets the CIDRs of now, or the reason why there are none, and nothing is logged."""
+    assert texts(provider.read(5).ranges) == ["10.244.1.0/24", "fd00:10:244:1::/64"]
+    api.nodes = ()
+    assert provider.read(5).ranges == ()
+    api.nodes = (node("10.244.1.0/33"),)
+    with pytest.raises(NetacctError, match="no networks"):
+        provider.read(5)
+    api.status = 403
+    with pytest.raises(NetacctError, match="403"):
+        provider.read(5)
+    assert capsys.readouterr() == ("", "")

@@ -12,7 +12,7 @@ import pytest
 from metadata_server import Asked, MetadataServer, Reply, serving
 
 from netacct.identity.metadata_http import MetadataClient
-from netacct.identity.ranges_metadata import Known, MetadataRanges, document, members, network
+from netacct.identity.ranges_metadata import Known, MetadataRanges, UnansweredError, document, members, network
 from netacct.model import Network
 
 Told = queue.Queue[tuple[Network, ...]]
@@ -180,3 +180,26 @@ def test_the_first_question_is_waited_for(told: Told) -> None:
     provider.wait(5)
     assert "refused" in provider.healthy().reason
     provider.stop()
+
+
+def test_reading_once() -> None:
+    """Who does not follow gets what may be a local range, in one connection and without a line in the log."""
+    with serving(lambda _: ranges("127.0.0.0/8", "10.3.0.7", "10.3.0.0/24")) as server:
+        assert texts(MetadataRanges(Plain(), MetadataClient([server.url])).read(5).ranges) == ["10.3.0.0/24"]
+        server.answer = lambda _: Reply("", 503)
+        with pytest.raises(UnansweredError, match="503"):
+            MetadataRanges(Plain(), MetadataClient([server.url])).read(5)
+
+
+def test_reading_once_ends_in_time_over_all_requests() -> None:
+    """The time to read is for all that is asked together, not for each request."""
+
+    class Many(Plain):
+        """Asks without an end."""
+
+        def ask(self, client: MetadataClient) -> Known:
+            while True:
+                super().ask(client)
+
+    with serving(lambda _: ranges("10.3.0.7")) as server, pytest.raises(UnansweredError, match="no answer in time"):
+        MetadataRanges(Many(), MetadataClient([server.url])).read(0.2)
