@@ -8,10 +8,11 @@ from functools import partial
 from netacct.config import Config
 from netacct.identity import cloud, ranges_cni, ranges_rtnetlink
 from netacct.identity.ranges_cni import CniRanges
-from netacct.identity.ranges_provider import RangeProvider
+from netacct.identity.ranges_provider import Fact, RangeProvider
 from netacct.identity.ranges_providers import FoundRanges, RangeProviders, read
 from netacct.identity.ranges_rtnetlink import RtnetlinkRanges
 from netacct.model import Network
+from netacct.policy import CLUSTER, NODE, Prefix
 
 AUTO = "auto"
 
@@ -53,6 +54,14 @@ def found(config: Config, known: Mapping[str, Iterable[Network]] | None = None) 
         known: ranges by others than providers, by who names them.
     """
     return read(make(config), READ_SECONDS, {CONFIGURED: config.local_ranges, **(known or {})})
+
+
+def cluster_facts(facts: Iterable[Fact]) -> tuple[Prefix, ...]:
+    """What is known of the networks around this node, as ranges of the whole cluster.
+
+    Other nodes are in a node's subnet. A VPC surely holds nodes, and perhaps their pods and much besides: `cluster`.
+    """
+    return tuple(Prefix(fact.network, NODE if fact.kind == "subnet" else CLUSTER, fact.words) for fact in facts)
 
 
 def _cni(config: Config) -> RangeProvider:

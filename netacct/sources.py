@@ -52,7 +52,9 @@ class Sources:
                 self._put(Replace(name, (), clock.now()))
         for source in self._made.by_name.values():
             source.start(self._put if source is self._made.host_pods else self._hear)
-        return self._ranges.start(self._put)
+        found = self._ranges.start(self._found)
+        self._cluster.learn(providers.cluster_facts(found.facts))
+        return found
 
     def start_cluster(self) -> tuple[Prefix, ...]:
         """Start to look for the cluster's ranges; returns those of now."""
@@ -74,6 +76,10 @@ class Sources:
         """The health of each source, by name; of those that nobody named, only what is on this node. Any thread."""
         found = {name: source.healthy() for name, source in self._made.by_name.items()}
         return {name: health for name, health in found.items() if health.present or not self._auto}
+
+    def _found(self, found: FoundRanges) -> None:
+        self._cluster.learn(providers.cluster_facts(found.facts))
+        self._put(found)
 
     def _hear(self, event: SourceEvent) -> None:
         about_addresses = addresses_only(event)
@@ -107,7 +113,9 @@ def local_ranges(config: Config) -> tuple[Network, ...]:
 
 def cluster_ranges(config: Config) -> tuple[tuple[Prefix, ...], tuple[str, ...]]:
     """The ranges of the whole cluster that are found now, and what was there and was not taken for one, in words."""
-    return _cluster(config).read()
+    found = _cluster(config)
+    found.learn(providers.cluster_facts(providers.found(config).facts))
+    return found.read()
 
 
 def _cluster(config: Config) -> ClusterRanges:

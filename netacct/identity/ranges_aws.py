@@ -15,6 +15,8 @@ lease. The server also has an IPv6 address, where the instance was made so.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Literal
 
 from netacct.identity.metadata_http import Answer, MetadataClient
 from netacct.identity.ranges_metadata import Known, MetadataRanges, UnansweredError, body, network, poll_pause
@@ -32,7 +34,7 @@ _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 _ADDRESSES = ("local-ipv4s", "ipv6s")
 _PREFIXES = ("ipv4-prefix", "ipv6-prefix")
-_FACTS = {
+_FACTS: Mapping[str, Literal["subnet", "VPC"]] = {
     "subnet-ipv4-cidr-block": "subnet",
     "subnet-ipv6-cidr-blocks": "subnet",
     "vpc-ipv4-cidr-blocks": "VPC",
@@ -61,8 +63,8 @@ class Aws:
                 ranges += told.get(name, [])[1:]
             for name in _PREFIXES:
                 ranges += told.get(name, [])
-            for name, what in _FACTS.items():
-                facts |= {Fact(cidr, f"{what}, by AWS metadata"): None for cidr in told.get(name, [])}
+            for name, kind in _FACTS.items():
+                facts |= {Fact(cidr, kind, f"found in AWS metadata ({name})"): None for cidr in told.get(name, [])}
         return Known(tuple(ranges), tuple(facts), poll_pause())
 
     def _networks(self, client: MetadataClient, path: str) -> dict[str, list[Network]]:

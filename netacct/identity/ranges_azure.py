@@ -66,5 +66,5 @@ def _read(answer: object) -> tuple[tuple[Network, ...], tuple[Fact, ...]]:
             ranges += addresses[1:]
             for entry in members(part.get("subnet"), "subnet"):
                 subnet = network(f"{entry.get('address')}/{entry.get('prefix')}")
-                facts.append(Fact(subnet, f"subnet of interface {number}, by Azure metadata"))
+                facts.append(Fact(subnet, "subnet", f"found in Azure metadata (interface {number})"))
     return tuple(ranges), tuple(facts)

@@ -85,5 +85,5 @@ def _read(interfaces: object) -> tuple[tuple[Network, ...], tuple[Fact, ...]]:
         ranges += map(network, aliases)
         if interface.get("ip") and interface.get("subnetmask"):
             subnet = network(f"{interface['ip']}/{interface['subnetmask']}")
-            facts.append(Fact(subnet, f"subnet of nic{number}, by GCE metadata"))
+            facts.append(Fact(subnet, "subnet", f"found in GCE metadata (nic{number})"))
     return tuple(ranges), tuple(facts)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from netacct.identity.source import Health
 from netacct.model import Network
 
 
 class Fact(NamedTuple):
-    """A network around this node that is no local range, and who says what it is: "VPC, by AWS metadata"."""
+    """A network around this node that is no local range: a `subnet` that it is in, or the `VPC` around that.
+
+    `words` say where that was found, as in "found in AWS metadata (vpc-ipv4-cidr-blocks)".
+    """
 
     network: Network
+    kind: Literal["subnet", "VPC"]
     words: str
 
 

@@ -120,7 +120,7 @@ def test_facts_alone_are_news(told: queue.Queue[FoundRanges]) -> None:
     one, two = Stub("one", "10.1.0.0/24"), Stub("two")
     running = RangeProviders([one, two])
     running.start(told.put)
-    one.facts = two.facts = (Fact(nets("10.0.0.0/8")[0], "VPC, by somebody"),)
+    one.facts = two.facts = (Fact(nets("10.0.0.0/8")[0], "VPC", "found by somebody"),)
     one.say("10.1.0.0/24")
     assert told.get_nowait().facts == one.facts
 
@@ -138,7 +138,7 @@ def test_a_provider_that_cannot_start_is_left_out(
 def test_reading_once_says_what_is_missing() -> None:
     """Without following, what can be read is there, and who cannot be read is named with the reason."""
     good = Stub("good", "10.1.0.0/24")
-    good.facts = (Fact(nets("10.0.0.0/8")[0], "VPC"),)
+    good.facts = (Fact(nets("10.0.0.0/8")[0], "VPC", "found"),)
     found = read([Stub("bad", fault="no answer in time"), good], 1.0, {"local_ranges": nets("10.3.0.0/24")})
     assert found.networks == nets("10.1.0.0/24", "10.3.0.0/24")
     assert found.faults == ("bad: no answer in time",)

@@ -102,12 +102,12 @@ def test_the_vpc_is_a_fact() -> None:
     """The CIDRs of VPC and subnet, of both families, are facts, each once, and the service is polled once a minute."""
     v6 = {"vpc-ipv6-cidr-blocks": "2600:1f14:a::/56", "subnet-ipv6-cidr-blocks": "2600:1f14:a:b::/64"}
     known = ask({FIRST: {"local-ipv4s": "10.0.32.4", **VPC, **v6}, SECOND: {"local-ipv4s": "10.0.32.5", **VPC}})
-    assert {(str(network), words) for network, words in known.facts} == {
-        ("10.0.32.0/20", "subnet, by AWS metadata"),
-        ("2600:1f14:a:b::/64", "subnet, by AWS metadata"),
-        ("10.0.0.0/16", "VPC, by AWS metadata"),
-        ("100.64.0.0/16", "VPC, by AWS metadata"),
-        ("2600:1f14:a::/56", "VPC, by AWS metadata"),
+    assert {(str(fact.network), fact.kind, fact.words) for fact in known.facts} == {
+        ("10.0.32.0/20", "subnet", "found in AWS metadata (subnet-ipv4-cidr-block)"),
+        ("2600:1f14:a:b::/64", "subnet", "found in AWS metadata (subnet-ipv6-cidr-blocks)"),
+        ("10.0.0.0/16", "VPC", "found in AWS metadata (vpc-ipv4-cidr-blocks)"),
+        ("100.64.0.0/16", "VPC", "found in AWS metadata (vpc-ipv4-cidr-blocks)"),
+        ("2600:1f14:a::/56", "VPC", "found in AWS metadata (vpc-ipv6-cidr-blocks)"),
     }
     assert len(known.facts) == 5
     assert known.pause >= POLL == 60.0

@@ -73,9 +73,9 @@ def test_several_interfaces_and_ipv6() -> None:
 def test_subnets_are_facts() -> None:
     """The subnet of each interface is a fact, and the service is asked again after a minute or more."""
     known = ask(service(interface("10.1.0.4"), interface("10.2.0.4", subnet=("10.2.0.0", "16"))))
-    assert [(str(network), words) for network, words in known.facts] == [
-        ("10.1.0.0/24", "subnet of interface 0, by Azure metadata"),
-        ("10.2.0.0/16", "subnet of interface 1, by Azure metadata"),
+    assert [(str(fact.network), fact.kind, fact.words) for fact in known.facts] == [
+        ("10.1.0.0/24", "subnet", "found in Azure metadata (interface 0)"),
+        ("10.2.0.0/16", "subnet", "found in Azure metadata (interface 1)"),
     ]
     assert known.pause >= POLL == 60.0
 

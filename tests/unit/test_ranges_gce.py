@@ -111,9 +111,9 @@ def test_alias_ranges_and_subnets(google: tuple[Google, MetadataServer]) -> None
     known = Gce().ask(client)
     client.close()
     assert [str(network) for network in known.ranges] == ["10.8.1.0/24", "10.128.0.77/32", "10.9.0.0/28"]
-    assert [(str(network), words) for network, words in known.facts] == [
-        ("10.128.0.0/20", "subnet of nic0, by GCE metadata"),
-        ("10.64.0.0/24", "subnet of nic1, by GCE metadata"),
+    assert [(str(fact.network), fact.kind, fact.words) for fact in known.facts] == [
+        ("10.128.0.0/20", "subnet", "found in GCE metadata (nic0)"),
+        ("10.64.0.0/24", "subnet", "found in GCE metadata (nic1)"),
     ]
 
 
