@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from netacct.model import Network
-from netacct.policy import Prefix, local_range_fault, sort_key
+from netacct.policy import SERVICE, Prefix, local_range_fault, sort_key
 
 PROVIDERS = ("flannel", "cni", "kubernetes", "rules", "routes", "cloud")
 """Every provider of cluster ranges, in the order in which they are named where several say the same."""
@@ -83,7 +83,8 @@ def fault(network: Network) -> str:
 def read_cidrs(text: str, traffic: str, origin: str) -> tuple[list[Prefix], list[str]]:
     """The facts in a list of CIDRs with commas, as Kubernetes writes them, and what is wrong with the others.
 
-    Host bits are dropped, as the programs do that read such a list. A single address is one of itself.
+    Host bits are dropped, as the programs do that read such a list. A single address is one of itself. A Service with a
+    link-local address, which NodeLocal DNSCache has, is none of the cluster, and no fault.
     """
     facts, faults = [], []
     for word in filter(None, map(str.strip, text.split(","))):
@@ -93,9 +94,9 @@ def read_cidrs(text: str, traffic: str, origin: str) -> tuple[list[Prefix], list
             faults.append(f"{word[:60]!r} is no CIDR ({origin})")
             continue
         why = fault(network)
-        if why:
+        if why and not (traffic == SERVICE and network.is_link_local):  # the node's own DNS cache
             faults.append(f"{why} ({origin})")
-        else:
+        elif not why:
             facts.append(Prefix(network, traffic, origin))
     return facts, faults
 
