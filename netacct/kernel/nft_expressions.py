@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from netacct.kernel import nft_layout as parts
 from netacct.kernel.netlink import NLA_F_NESTED, NLA_TYPE_MASK, attribute, attributes, nested
-from netacct.kernel.nft_many import width_of
+from netacct.kernel.nft_many import width_in_set, width_of
 from netacct.kernel.nft_messages import GOTO, JUMP, LIST_ELEMENT, RETURN, counter, expression, text, u32, verdict
 from netacct.model import Family, Network
 
@@ -74,15 +74,15 @@ def _address(
         case parts.Prefix(side, network):
             return _prefix(_OFFSETS[family][side], network)
         case parts.Member(side, content, length):
-            return [*_cut(family, side, length), _lookup(content)]
+            return [*_cut(family, side, length, width_in_set(length, whole)), _lookup(content)]
         case parts.Choose(side, content, length):
-            return [*_cut(family, side, length), _lookup(content, attribute(3, u32(0)))]
+            return [*_cut(family, side, length, width_of(length, whole)), _lookup(content, attribute(3, u32(0)))]
         case parts.CountAt(side, name):
-            return [*_cut(family, side, whole), _lookup(names[name])]
+            return [*_cut(family, side, whole, whole // 8), _lookup(names[name])]
         case parts.CountOf(level, name):
             return [_cgroup(level), _lookup(names[name])]
         case parts.AddTo(side, name):
-            return [*_cut(family, side, whole), _add(names[name])]
+            return [*_cut(family, side, whole, whole // 8), _add(names[name])]
 
 
 def _property(part: parts.NotLoopback | parts.Protocol | parts.UdpPort | parts.Mark) -> list[bytes]:
@@ -117,9 +117,8 @@ def _compare_word(offset: int, word: int, length: int) -> list[bytes]:
     return [_load(_NETWORK_HEADER, offset, 4), _and_xor(u32(mask), u32(0)), _compare(u32(word))]
 
 
-def _cut(family: Family, side: parts.Side, length: int) -> list[bytes]:
-    """Expressions that load the first `length` bits of an address."""
-    width = width_of(length, 32 if family == 4 else 128)
+def _cut(family: Family, side: parts.Side, length: int, width: int) -> list[bytes]:
+    """Expressions that load the first `length` bits of an address, as `width` bytes."""
     load = _load(_NETWORK_HEADER, _OFFSETS[family][side], width)
     if length == 8 * width:
         return [load]

@@ -242,7 +242,8 @@ class _Family:
         self.own_inside = classify.own_probes(inside)
         self.own = nft_many.addresses("own", family.own) if len(family.own) > classify.MAX_OWN_RULES else None
         self.local = nft_many.by_length("local", family.local)
-        self.contents: list[Content] = [self.own] if self.own else []
+        self.blocks = nft_many.asked_first(self.decision)
+        self.contents: list[Content] = [one for one in (self.own, self.blocks) if one]
         if len(family.local) > classify.MAX_LOCAL_RULES:
             self.contents += self.local.values()
 
@@ -311,7 +312,9 @@ class _Family:
         def step(node: classify.Step, within: Network | None) -> Rule:
             match = _within(leg.peer, node.probe.network or within)
             if node.probe.members in maps.by_members:
-                return (*match, Choose(leg.peer, *maps.by_members[node.probe.members]))
+                blocks = self.blocks if node.probe.members == nft_many.BLOCKS else None
+                asked = (Member(leg.peer, blocks.name, self.decision.block),) if blocks else ()
+                return (*match, *asked, Choose(leg.peer, *maps.by_members[node.probe.members]))
             return (*match, *self._own_member(leg.peer, node.probe), Goto(f"{leg.name}-{node.traffic}"))
 
         def rules(nodes: Iterable[classify.Node], depth: int, within: Network | None = None) -> list[Rule]:

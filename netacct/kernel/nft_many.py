@@ -2,7 +2,9 @@
 
 An interval lookup over thousands of CIDRs costs a packet a microsecond. Here an address is cut to its block (/16,
 IPv6 /32) and looked up in one hash map. Where a block holds no CIDR of its own, that is all, and the short prefixes
-decide: few by comparison, many by a map for each length. Where it does, the map leads to a chain that looks up only the
+decide: few by comparison, many by a map for each length. (The kernel keeps a set of keys of two bytes as a bitmap of
+16 KiB; where there are thousands of blocks of IPv4, such a set is asked first, and spares most packets the map, which
+is in no cache.) Where it does, the map leads to a chain that looks up only the
 lengths that occur in blocks like this one, longest first, and ends with the class of what lies around. Prefix lengths
 are rounded up to multiples of four, so that few lookups serve all of them and a CIDR becomes eight entries at most.
 """
@@ -21,9 +23,12 @@ from netacct.model import Address, Network
 FEW = 96
 """So many CIDRs are compared one by one (as a tree); more become maps."""
 
-_BLOCKS = "blocks"
+BLOCKS = "blocks"
 _MOST_BLOCKS = 2048
 """So many entries for prefixes that hold 16 blocks or more; what would make more entries is looked at after them."""
+
+_ASKED_FIRST = range(1024, 1 << 15)
+"""With so many blocks in the map they are a bitmap, too. Fewer are found in a cache; more hold most addresses."""
 
 _BLOCK = {32: 16, 128: 32}
 _STEP = 4
@@ -69,6 +74,11 @@ def width_of(length: int, bits: int) -> int:
     return 4 if bits == 32 or length <= 32 else 8 if length <= 64 else 16
 
 
+def width_in_set(length: int, bits: int) -> int:
+    """The same in a set that is no map. Keys of two bytes make it a bitmap (nft_set_bitmap.c), which no map can be."""
+    return 2 if (length, bits) == (16, 32) else width_of(length, bits)
+
+
 def addresses(name: str, ips: Sequence[Address]) -> Content:
     """A set of whole addresses."""
     return _content(name, len(ips[0]), [(ip, "") for ip in ips])
@@ -78,7 +88,7 @@ def by_length(name: str, networks: Iterable[Network]) -> dict[int, Content]:
     """A set for each prefix length, longest first."""
     grouped: dict[tuple[int, int], list[tuple[bytes, str]]] = {}
     for network in networks:
-        width = width_of(network.prefixlen, network.max_prefixlen)
+        width = width_in_set(network.prefixlen, network.max_prefixlen)
         cut = network.network_address.packed[:width]
         grouped.setdefault((network.prefixlen, width), []).append((cut, ""))
     return {
@@ -120,7 +130,7 @@ def decide(family: FamilyPlan, default: str) -> Decision:
     entries = _entries(long, block, bits)
     ends = entries.pop(block, {})
     around = _around(entries, block, _Fallback(short, ends, block, default))
-    steps = [*own, *_behind_covers(_BLOCKS, {*ends, *around}, block, family.loopback)]
+    steps = [*own, *_behind_covers(BLOCKS, {*ends, *around}, block, family.loopback)]
     if sum(map(len, short)) <= FEW:
         steps += [classify.Step(traffic, classify.Probe(network)) for layer in short for traffic, network in layer]
     else:
@@ -179,8 +189,17 @@ def lay_out(decision: Decision, leg: str) -> Maps:
         return Maps([*maps.values()], chains, by_members)
     width = width_of(decision.block, bits)
     keys = [(_key(at, decision.block, bits), chain) for at, chain in leads]
-    blocks = _content(f"{leg}.{_BLOCKS}", width, keys)
-    return Maps([blocks, *maps.values()], chains, by_members | {_BLOCKS: (blocks.name, decision.block)})
+    blocks = _content(f"{leg}.{BLOCKS}", width, keys)
+    return Maps([blocks, *maps.values()], chains, by_members | {BLOCKS: (blocks.name, decision.block)})
+
+
+def asked_first(decision: Decision) -> Content | None:
+    """The set of those blocks that the map of blocks leads on from, where looking into that first saves time."""
+    blocks = [*decision.ends, *decision.around]
+    width = width_in_set(decision.block, decision.bits)
+    if width != 2 or len(blocks) not in _ASKED_FIRST:
+        return None
+    return _content(BLOCKS, width, [(block.to_bytes(width, "big"), "") for block in blocks])
 
 
 class _Fallback:

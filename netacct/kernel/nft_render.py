@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from netacct.kernel import nft_layout as parts
 from netacct.kernel.layout import SENTINEL
 from netacct.kernel.nft_layout import HOOK_NAMES, Chain, CounterSet, Layout
-from netacct.kernel.nft_many import Content, width_of
+from netacct.kernel.nft_many import Content, width_in_set, width_of
 from netacct.kernel.nft_messages import TABLE
 from netacct.model import Address, Family, Network, Scope, unpack
 
@@ -21,6 +21,7 @@ _WORD = 32
 _WHOLE_WORD = 0xFFFFFFFF
 _OFFSETS = {"src": 64, "dst": 192}
 """Where an IPv6 header has its addresses, in bits."""
+_OFFSETS_4 = {"src": 96, "dst": 128}
 
 
 def text(layout: Layout, prefilled: Sequence[Address], epoch: int = _EPOCH) -> str:
@@ -146,9 +147,9 @@ def _address(
         case parts.Prefix(side, network):
             return _prefix(side, network)
         case parts.Member(side, content, length):
-            return f"{_cut(side, family, length)} @{content}"
+            return f"{_cut(side, family, length, leads=False)} @{content}"
         case parts.Choose(side, content, length):
-            return f"{_cut(side, family, length)} vmap @{content}"
+            return f"{_cut(side, family, length, leads=True)} vmap @{content}"
         case parts.CountAt(side, name):
             return f"{_end(side, family)} @{name}"
         case parts.CountOf(level, name):
@@ -194,11 +195,13 @@ def _word(offset: int, word: int, length: int) -> str:
     return f"@nh,{offset},32 & {mask:#x} == {word:#x}"
 
 
-def _cut(side: parts.Side, family: Family, length: int) -> str:
-    """The first bits of an address."""
+def _cut(side: parts.Side, family: Family, length: int, *, leads: bool) -> str:
+    """The first bits of an address, as a key of a map (which leads somewhere) or of a set."""
     bits = 32 if family == 4 else 128
-    width = width_of(length, bits)
+    width = width_of(length, bits) if leads else width_in_set(length, bits)
     mask = ((1 << length) - 1) << (8 * width - length)
+    if family == 4 and width == 2:
+        return _raw(_OFFSETS_4[side], width)
     if family == 4:
         end = _end(side, family)
         return end if length == bits else f"{end} & {ipaddress.IPv4Address(mask)}"

@@ -185,6 +185,14 @@ def test_cidrs_that_nest_deeply_fit_into_the_kernels_limit_of_chains(netns: supp
     datapath.close()
 
 
+def _scattered_policy() -> Policy:
+    """A CIDR in each of 1,500 blocks of IPv4."""
+    cidrs = [f"{20 + i // 250}.{i % 250}.{i % 256}.0/24" for i in range(1500)]
+    added = tuple(Prefix(ipaddress.ip_network(cidr), "storage", "test") for cidr in cidrs)
+    few = support.policy()
+    return replace(few, prefixes=few.prefixes + added)
+
+
 def _large_policy() -> Policy:
     """Hundreds of CIDRs of both families, some inside of others, of every kind of length."""
     more = [f"100.{64 + i // 256}.{i % 256}.0/24" for i in range(0, 600, 2)] + ["100.70.1.128/25", "100.96.0.0/11"]
@@ -202,6 +210,7 @@ _OWN_ADDRESSES = [f"10.96.7.{host}" for host in range(20)] + [f"fd00:10:96::7:{h
 _PLANS = {
     "small": plan(),
     "marks": plan(marks=_MARKS),
+    "scattered": plans.build(_scattered_policy(), [ipaddress.ip_network(support.LOCAL[4])], [], None),
     "dynamic": plan(local=("10.244.0.0/16", "fd00:10:244:1::/64")),
     "large": plans.build(
         _large_policy(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from netacct.kernel import nft_layout as nft
 from netacct.kernel import nft_many
 from netacct.kernel.layout import SENTINEL
-from netacct.kernel.nft_many import width_of
+from netacct.kernel.nft_many import width_in_set, width_of
 from netacct.kernel.plan import Plan, build
 from netacct.model import TUNNEL, WHOLE, Address, CounterKey, Direction, Family, Network, Scope, cgroup_key, pack
 from netacct.policy import MarkTable, Policy, Prefix, TrafficClass, Tunnel
@@ -101,7 +101,7 @@ class Kernel:
             case nft.Tally(name):
                 self.counted[self.counters[name].key, WHOLE] += 1
             case nft.Choose(side, content, length):
-                found = self.contents[content].get(_cut(_end(packet, side), length))
+                found = self.contents[content].get(_cut(_end(packet, side), length, width_of))
                 raise _Away(found) if found else _EndOfRuleError
             case nft.AddTo(side, name):
                 self._add(name, _end(packet, side))
@@ -121,7 +121,7 @@ class Kernel:
             case nft.Prefix(side, network):
                 return ipaddress.ip_address(_end(packet, side)) in network
             case nft.Member(side, content, length):
-                return _cut(_end(packet, side), length) in self.contents[content]
+                return _cut(_end(packet, side), length, width_in_set) in self.contents[content]
             case nft.NotLoopback(way):
                 return (packet.came_in if way == "iif" else packet.goes_out) != 1
             case nft.Protocol(number):
@@ -146,10 +146,10 @@ def _end(packet: Packet, side: nft.Side) -> Address:
     return packet.source if side == "src" else packet.destination
 
 
-def _cut(ip: Address, length: int) -> bytes:
+def _cut(ip: Address, length: int, width: Callable[[int, int], int]) -> bytes:
     bits = 8 * len(ip)
     whole = (int.from_bytes(ip, "big") >> bits - length << bits - length).to_bytes(len(ip), "big")
-    return whole[: width_of(length, bits)]
+    return whole[: width(length, bits)]
 
 
 def policy(cidrs: dict[Network, str], default: str = "internet") -> Policy:
@@ -312,15 +312,17 @@ def _edges(nets: Sequence[Network]) -> Iterator[Address]:
     st.lists(networks(), max_size=12),
     st.sampled_from(NAMES),
     st.sampled_from((0, 96)),
+    st.sampled_from((range(0), range(1, 1 << 15))),
 )
 def test_every_address_finds_its_longest_prefix(
-    cidrs: dict[Network, str], local: list[Network], own: list[Network], default: str, few: int
+    cidrs: dict[Network, str], local: list[Network], own: list[Network], default: str, few: int, asked: range
 ) -> None:
     """Whether by comparisons or by maps, a packet of the host counts in the class of the longest prefix, and once."""
     rules, mine = policy(cidrs, default), [network.network_address.packed for network in own]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(nft_many, "FEW", few)
         patched.setattr(nft_many, "_MOST_BLOCKS", 40)  # fewer entries to make, and more ways to decide
+        patched.setattr(nft_many, "_ASKED_FIRST", asked)
         plan = build(rules, local, mine, None)
         kernels = {family: kernel_of(plan, family) for family in (4, 6)}
     for ip in _edges([*cidrs, *local, *own]):
