@@ -3,8 +3,8 @@
 It owns the datapath and the books, and its methods are the steps of its life: start, observe, view, tick, pause, stop.
 Nothing here waits or loops; `service.py` does. Methods are for the worker thread only, but where they say otherwise.
 
-The order that makes a kill harmless: what identity says is noted first; then the counters are read and settled with the
-leases as they *were*; only then do leases change; then the state is stored (`counting.py` has the rest of it).
+The order that makes a kill harmless: what identity says is noted first; then the counters are read and, as of that
+reading, leases change; then the state is stored (`counting.py` has the rest of it).
 """
 
 from __future__ import annotations
@@ -130,22 +130,18 @@ class Agent:
         return found
 
     def observe(self, events: Iterable[SourceEvent]) -> None:
-        """Take in what sources say: read, settle with the old leases, then change them, then store.
+        """Take in what sources say, all that is there at once: read, change the leases as of that, then store.
 
         Where the counters cannot be read, the leases stay until they can.
         """
         for event in events:
             self._books.note(event)
         changes = self._books.pending()
-        if not changes:
-            return
-        at = clock.now()
         if needs_reading(changes) and not self.paused:
             self._auditing.soon(0)
-            if not self._attempt("reading", self._refresh):
-                return
-            at = self._counting.snapshot.at
-        self._change_leases(at)
+            self._attempt("reading", self._refresh)
+        elif changes:
+            self._change_leases(clock.now())
 
     def found_ranges(self, found: tuple[Network, ...]) -> None:
         """What providers say the local ranges are, besides those of the configuration. Also before `start`."""
@@ -351,15 +347,20 @@ class Agent:
             self._differences = [str(error)]
             raise
         self._differences = []
+        self._change_leases(self._counting.snapshot.at)
 
     def _refresh(self) -> None:
-        """Read and settle. Raises DatapathError."""
+        """Read and book, with the lease changes that are noted. Raises DatapathError."""
         self._settle_at = clock.now() + SETTLE_SECONDS
         self._auditing.refresh(self._counting)
         if self._counting.snapshot.unreadable and not self._differences:
             self._check_at = 0.0  # a set lost its epoch: see to it at the next occasion
+        self._change_leases(self._counting.snapshot.at)
 
     def _change_leases(self, at: float) -> None:
+        """Do what lease changes ask for, made as of a reading at `at`."""
+        if not self._books.pending():
+            return
         changes = self._books.commit(at)
         opened = {change.lease.ip for change in changes if isinstance(change, Open)}
         self._silence.forget(opened)
@@ -408,3 +409,4 @@ class Agent:
             self._silence.forget(gone)
         else:
             self._replan()
+        self._change_leases(self._counting.snapshot.at)

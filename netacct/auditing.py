@@ -83,10 +83,11 @@ class Auditing:
         self.due = clock.now() + AUDIT_SECONDS
         begin = time.perf_counter()
         before = self._try(links.read)
+        leases = self._books.leases.open_leases()  # also those that this reading ends: it is the last look at them
         seconds = time.perf_counter() - begin
         counting.refresh()
         begin = time.perf_counter()
-        done = before is not None and self._try(lambda: self._compare(links, before, counting.snapshot))
+        done = before is not None and self._try(lambda: self._compare(links, leases, before, counting.snapshot))
         seconds += time.perf_counter() - begin
         counting.collected["interfaces"] = Collected(bool(done), seconds)
 
@@ -101,9 +102,11 @@ class Auditing:
         self._repeats.forget("trouble")
         return result
 
-    def _compare(self, links: Links, before: Mapping[int, Traffic], snapshot: Snapshot) -> bool:
+    def _compare(
+        self, links: Links, leases: Iterable[Lease], before: Mapping[int, Traffic], snapshot: Snapshot
+    ) -> bool:
         after = links.read()
-        pods = _pods(self._books.leases.open_leases(), links.find)
+        pods = _pods(leases, links.find)
         if snapshot.unreadable:
             return True  # what those sets counted is booked later: until then nothing can be said to be missing
         audit = self._books.audit

@@ -1,8 +1,8 @@
 """The books of one node: who held which address, what was counted, what was shown, and the store under all of it.
 
 Joins the lease book, the ledger and the exposure, which do not know each other, and keeps the one order that makes a
-crash harmless: read, settle with the leases as they were, change the leases, store, write the accounts of those that
-closed. Worker thread only.
+crash harmless: read, change the leases as of that reading, settle, store, write the accounts of those that closed.
+Worker thread only.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Books:
         self.exposure: Exposure
         self.audit: Audit
         self._closing: Closing
+        self._made: list[Change] = []  # by `take`, and not yet told by `commit`
         self._open_at = 0.0
         found = self._load()
         self.resumed = found is not None
@@ -118,18 +119,35 @@ class Books:
             self.leases.observe(event.observations)
 
     def pending(self) -> tuple[Change, ...]:
-        """The lease changes that `commit` would make."""
-        return self.leases.pending()
+        """The lease changes that `commit` would tell."""
+        return (*self._made, *self.leases.pending())
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Book a reading of everything, with what is known by now of who held addresses; `commit` comes next.
+
+        So whoever left before this reading's interval began has no part in it, and who came meanwhile has.
+        """
+        since, at = self.ledger.since, snapshot.at
+        changes = self.leases.commit(at)
+        self._made += changes
+        closed = [change.lease for change in changes if isinstance(change, Close)]
+        # What was counted until now goes to the names of until now.
+        before = {id(change.lease): change.old for change in changes if isinstance(change, Update)}
+        leases = [before.get(id(lease), lease) for lease in self.leases.leases_since(since) if lease not in closed]
+        leases += closed
+        self.ledger.settle(snapshot, leases, at)
+        self._closing.finish(self.ledger, leases)
 
     def settle(self, snapshot: Snapshot, at: float, *, final: bool = False) -> None:
-        """Book a reading with the leases as they are."""
+        """Book a part of the counters, with the leases as they are."""
         leases = self.leases.leases_since(self.ledger.since)
         self.ledger.settle(snapshot, leases, at, final=final)
         self._closing.finish(self.ledger, leases)
 
     def commit(self, at: float) -> tuple[Change, ...]:
-        """Make the noted lease changes, as of a reading that was settled at `at`; the caller saves."""
-        changes = self.leases.commit(at)
+        """Make the noted lease changes, as of the reading that was taken at `at`, and tell them; the caller saves."""
+        changes = (*self._made, *self.leases.commit(at))
+        self._made.clear()
         for change in changes:
             if isinstance(change, Close):
                 self._closing.close(change.lease)

@@ -102,12 +102,12 @@ class Counting:
         self._other, self._left = None, (other.name, begin)
 
     def refresh(self) -> None:
-        """Read and settle."""
+        """Read and book, and make the lease changes that the books have noted; they tell them next."""
         begin = time.perf_counter()
         self.collected["kernel"] = Collected(ok=False, seconds=0.0)
         snapshot = self._datapath.read()
         read = time.perf_counter()
-        self._books.settle(snapshot, snapshot.at)
+        self._books.take(snapshot)
         self.collected["kernel"] = Collected(not snapshot.unreadable, read - begin)
         self.collected["ledger"] = Collected(ok=True, seconds=time.perf_counter() - read)
         self.snapshot = snapshot

@@ -14,6 +14,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,9 +87,9 @@ class FilesChanged:
     paths: frozenset[str]
 
 
-Message: TypeAlias = (
-    Scrape | Command | Replace | Update | FoundRanges | FoundCluster | Signalled | FilesChanged | frozenset[Address]
-)
+Request: TypeAlias = Scrape | Command | FoundRanges | FoundCluster | Signalled | FilesChanged | frozenset[Address]
+
+Message: TypeAlias = Request | SourceEvent
 
 
 class Service:
@@ -102,6 +103,7 @@ class Service:
     def __init__(self, load: Callable[[], Config], path: str = DEFAULT_PATH) -> None:
         self._load, self._path = load, path
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._requests: deque[Request] = deque()  # taken from the queue, and not yet handled
         self._files = FileWatch(lambda paths: self._queue.put(FilesChanged(paths)))
         self._followed: frozenset[str] = frozenset()
         self._mark = self._files.mark()
@@ -154,7 +156,7 @@ class Service:
         stack.callback(self._files.stop)
         self._agent.found_ranges(self._sources.start().networks)
         self._agent.found_cluster(self._sources.start_cluster())
-        found = self._agent.start(own, self._first_events(), self._health)
+        found = self._agent.start(own, self._receive(0.0), self._health)
         if found:
             self._log.info("rules brought up to date", differences=len(found), first=found[0])
         control = ControlServer(Path(self._config.state_dir), self._queue.put)
@@ -193,21 +195,6 @@ class Service:
 
     def _health(self) -> Mapping[str, Health]:
         return self._sources.health()
-
-    def _first_events(self) -> list[SourceEvent]:
-        """What the sources said while they started; anything else stays in the queue."""
-        events: list[SourceEvent] = []
-        others: list[Message] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                message = self._queue.get_nowait()
-                if isinstance(message, Replace | Update):
-                    events.append(message)
-                else:
-                    others.append(message)
-        for message in others:
-            self._queue.put(message)
-        return events
 
     def _server(self) -> Server:
         web = self._config.web
@@ -250,14 +237,37 @@ class Service:
             if status != self._agent.status():
                 status = self._agent.status()
                 self._notifier.status(status)
-            wait = min(max(self._due() - self._round, 0.0), self._idle)
-            with contextlib.suppress(queue.Empty):
-                message = self._queue.get(timeout=wait)
-                self._survive(type(message).__name__, partial(self._handle, message))
+            self._work(min(max(self._due() - self._round, 0.0), self._idle))
             if self._due() <= clock.now():
                 self._survive("tick", self._agent.tick)
             if self._holding and self._holding.due <= clock.now():
                 self._survive("looking after lock and socket", self._holding.look)
+
+    def _work(self, wait: float) -> None:
+        """Wait for something to do; take in all that sources have said by now, then do one thing that was asked for.
+
+        So a reading is never booked with older news than there are, and an address that changed hands while the worker
+        was held up is seen to have done both, losing its old holder and getting the new one.
+        """
+        events = self._receive(0.0 if self._requests else wait)
+        if events:
+            self._survive("observing", partial(self._agent.observe, events))
+        if self._requests:
+            request = self._requests.popleft()
+            self._survive(type(request).__name__, partial(self._handle, request))
+
+    def _receive(self, wait: float) -> list[SourceEvent]:
+        """Empty the queue, after waiting for something in it: what sources said; anything else joins `_requests`."""
+        events: list[SourceEvent] = []
+        with contextlib.suppress(queue.Empty):
+            message = self._queue.get(timeout=wait)
+            while True:
+                if isinstance(message, Replace | Update):
+                    events.append(message)
+                else:
+                    self._requests.append(message)
+                message = self._queue.get_nowait()
+        return events
 
     def _due(self) -> float:
         return max(self._agent.due(), self._not_before)
@@ -271,14 +281,12 @@ class Service:
             if self._repeats.due(what):
                 self._log.exception("the worker failed at something", what=what)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: Request) -> None:
         if isinstance(message, Scrape):
             if clock.now() < message.until:  # else nobody waits for it any more
                 _answer(message.reply, self._agent.view)
         elif isinstance(message, Command):
             _answer(message.reply, lambda: self._command(message))
-        elif isinstance(message, Replace | Update):
-            self._agent.observe([message])
         elif isinstance(message, FoundRanges):
             self._agent.found_ranges(message.networks)
         elif isinstance(message, FoundCluster):

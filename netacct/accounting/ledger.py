@@ -8,7 +8,8 @@ Goal
 Tensions
     *A counter says how much, not whose.* It belongs to an address, and addresses change hands. So the ledger books
     differences, each over the interval between two readings, to the lease of that interval. Where two leases meet in
-    one, it gives all to the newer and says so (`ambiguous_bytes`): a stated guess, never a silent one.
+    one, it gives all to the one that had most of it, and says so (`ambiguous_bytes`): a stated guess, never a silent
+    one. (Not to the newer: after an agent was down for an hour, an heir of a second would be billed for that hour.)
 
     *Bytes come before names.* A pod sends its first packet before any source speaks of it. What nobody holds waits
     (`pending`) for `late_binding` seconds, for a sandbox that can have sent it: made before the end of the interval in
@@ -22,7 +23,8 @@ Decisions
     - Each set has an interval of its own, from its last full reading to this one: a set that could not be read for
       a while is settled over all of that time, and keeps its last values until then.
     - A lease meets an interval when it began (its sandbox was made, or it was opened where nobody knows) before the
-      interval's end, and closed after its begin. Alone, it gets the whole.
+      interval's end, and closed after its begin. Alone, it gets the whole. A pod that left before the interval, or was
+      made after it, has no part in it, whenever that became known.
     - A snapshot older than one already settled is ignored, as a whole; a time before the last one counts as the last.
     - What waits is kept per address and interval, and at most `MOST_PENDING` of those; beyond, the oldest give up
       early. So a scan of a large range costs bounded memory.
@@ -119,7 +121,7 @@ class Ledger:
 
     Attributes:
         resets: counters that went backwards without a reason.
-        ambiguous_bytes: bytes that two leases could claim.
+        ambiguous_bytes: bytes that leases of several pods could claim.
         tallies: what each lease got; who closes a lease takes its tally.
         must_save: what was settled since `saved()` cannot be told again from the kernel and an older state, so save
             before you show it.
@@ -330,17 +332,29 @@ class Ledger:
         start, end = interval
         meeting = [lease for lease in tenures if _begin(lease) < end and not _closed_by(lease, start)]
         if meeting:
-            self._give(meeting, flow, delta, end)
+            self._give(meeting, flow, delta, interval, end)
         else:
             self._wait(ip, flow, delta, interval)
 
-    def _give(self, candidates: Sequence[Lease], flow: Flow, count: tuple[int, int], at: float) -> None:
-        """Book to the newest of these leases (the last); it is a guess where another pod's is among them."""
-        pod = candidates[-1].pod
-        if len(candidates) > 1 and any(lease.pod.uid != pod.uid for lease in candidates):
-            self.ambiguous_bytes += count[0]
-        self._series.book(pod, flow, count, at)
-        self.tallies.add(candidates[-1], flow, count)
+    def _give(
+        self,
+        candidates: Sequence[Lease],
+        flow: Flow,
+        count: tuple[int, int],
+        interval: tuple[float, float],
+        at: float,
+    ) -> None:
+        """Book to the lease that had most of the interval, among equals to the newest; a guess if it is one of several.
+
+        `candidates` are sorted, the newest last.
+        """
+        lease = candidates[-1]
+        if len(candidates) > 1:
+            lease = max(reversed(candidates), key=lambda one: _share(one, interval))
+            if any(other.pod.uid != lease.pod.uid for other in candidates):
+                self.ambiguous_bytes += count[0]
+        self._series.book(lease.pod, flow, count, at)
+        self.tallies.add(lease, flow, count)
 
     def _wait(self, ip: Address, flow: Flow, delta: tuple[int, int], interval: tuple[float, float]) -> None:
         start, end = interval
@@ -390,7 +404,7 @@ class Ledger:
             for parcel in self._pending[ip]:
                 claiming = [lease for lease in tenures[ip] if _may_claim(lease, parcel)]
                 for flow, count in parcel.counts.items() if claiming else ():
-                    self._give(claiming, flow, count, at)
+                    self._give(claiming, flow, count, (parcel.start, parcel.end), at)
                 if not claiming:
                     waiting.append(parcel)
             self._keep_pending(ip, waiting)
@@ -412,6 +426,13 @@ def _begin(lease: Lease) -> float:
     return lease.opened if lease.created == UNBOUNDED else min(lease.created, lease.opened)
 
 
+def _share(lease: Lease, interval: tuple[float, float]) -> float:
+    """How many seconds of an interval a lease had."""
+    start, end = interval
+    closed = end if lease.closed is None else min(lease.closed, end)
+    return closed - max(_begin(lease), start)
+
+
 def _closed_by(lease: Lease, time: float) -> bool:
     return lease.closed is not None and lease.closed <= time
 
@@ -420,4 +441,7 @@ def _may_claim(lease: Lease, parcel: Parcel) -> bool:
     """Whether this lease's sandbox can have sent what waits in a parcel."""
     if _closed_by(lease, parcel.start):
         return False
-    return lease.created == UNBOUNDED or parcel.after <= _begin(lease) < parcel.end
+    if lease.created == UNBOUNDED:
+        return True
+    # Without a sandbox, all that is known is when the pod started: it may have waited for its sandbox since long.
+    return _begin(lease) < parcel.end and (not lease.sandbox or parcel.after <= _begin(lease))

@@ -17,6 +17,10 @@ Tensions
     *A pod can come and go between two commits.* Its bytes are in the kernel all the same, so it gets a lease that
     opens and closes in one commit, for the ledger to bind them to.
 
+    *A commit may be late*: a pod can be gone, and its heir have sent, long before the reading. So a lease closes when
+    its last source says that it left, and no later than its heir's sandbox was made (nobody gives an address away
+    twice), however late the reading. What was counted after that is not its own.
+
 Decisions
     - Identity is (ip, uid, sandbox). A source that knows no sandbox id (`""`) speaks of the newest one of that uid.
     - A claim lasts as long as one source that vouched for it still does: "gone" takes back the word of the source that
@@ -25,18 +29,20 @@ Decisions
       see alive, would cost bytes.
     - Between equals (two sandboxes of unknown age above all) who holds the address keeps it until released; then the
       one seen last gets it.
-    - A sandbox of known age that lost its address to another never gets it back, whatever a lagging source repeats.
-      Of unknown age, it does: a file that lists a tenant goes on meaning it.
+    - A sandbox of known age loses its address to a newer one for good, whatever a lagging source repeats, and in
+      whatever order the two were heard of. Of unknown age, it gets it back: a file that lists a tenant means it.
+    - A source that names no sandbox tells when the *pod* started, which may be long before its sandbox was made. So
+      such a claim is known to be older than another's sandbox only where it was seen before that was made.
     - A source that goes away keeps its word: silence is not "gone". One that comes back, or that an operator removed
       from the configuration, is brought up to date with `replace`.
     - Where sources disagree about a pod's names or labels, the one that stands first in `priority` is believed. Of
-      several creation times the latest is: pods start before their sandboxes.
+      several creation times the latest is, for good: pods start before their sandboxes.
     - Owner and labels that it does not tell come from the others (`Names`), whatever address they spoke of, and stay
       known. Told late, they change a lease that has closed, too: it was this pod's all the same.
 
 Invariants
     I1  At most one open lease per address, and it belongs to a claim that somebody vouches for.
-    I2  No open lease is older than another standing claim of its address that never lost it.
+    I2  No open lease is older than another standing claim of its address, but for claims that lost it to a newer one.
     I3  Only a "gone" of the same (ip, uid, sandbox) by a source that vouched for it releases, and only a younger one
         than that source's last word: doubled and reordered events change nothing.
     I4  An owner, once known, is known for as long as a lease is remembered.
@@ -46,6 +52,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
@@ -93,22 +100,22 @@ class _Word(NamedTuple):
     """The last that one source said of one claim."""
 
     pod: Pod
-    created: float
     seen_at: float
 
 
 @dataclass(slots=True)
 class _Claim:
-    """One sandbox on one address, with the word of each source that vouches for it."""
+    """One sandbox on one address, with the word of each source that vouches for it.
+
+    `created` is the latest creation time and `since` the earliest sight that anybody ever told of it.
+    """
 
     ip: Address
     uid: str
     sandbox: str
     words: dict[str, _Word] = field(default_factory=dict)
-
-    @property
-    def created(self) -> float:
-        return max(word.created for word in self.words.values())
+    created: float = UNBOUNDED
+    since: float = math.inf
 
     @property
     def seen_at(self) -> float:
@@ -120,6 +127,10 @@ class _Claim:
     def held(self, lease: Lease) -> bool:
         """Whether this lease, of the same address, is the claim's own."""
         return self.is_of(_uid(lease.pod), lease.sandbox)
+
+    def learn(self, created: float, since: float) -> None:
+        """Take in one more creation time and one more sight."""
+        self.created, self.since = max(self.created, created), min(self.since, since)
 
 
 class LeaseBook:
@@ -133,7 +144,8 @@ class LeaseBook:
         self._open: dict[Address, Lease] = {}
         self._closed: dict[Address, list[Lease]] = {}
         self._withdrawn: dict[tuple[str, Address, str, str], float] = {}
-        self._brief: list[Lease] = []
+        self._brief: list[Lease] = []  # of pods that came and went since the last commit; `closed` is when they left
+        self._left: dict[Address, float] = {}  # when the holders left that are gone since the last commit
         self._touched: set[Address] = set()
         for lease in sorted(leases, key=lambda lease: lease.opened):
             self._restore(lease)
@@ -171,7 +183,7 @@ class LeaseBook:
         """Make the pending changes at time `at`, which is when the counters were read, and return them.
 
         They come as closings, then brief leases (an opening and a closing each), then openings and updates; what closes
-        under a name that only now is known is updated first.
+        under a name that only now is known is updated first. Leases open at `at`; they close then or earlier.
         """
         changes = self._changes(at)
         for change in changes:
@@ -186,6 +198,7 @@ class LeaseBook:
             elif change.lease not in self._brief_leases(at):
                 self._open[ip] = change.lease
         self._brief.clear()
+        self._left.clear()
         self._touched.clear()
         self._forget(at - self._keep)
         return changes
@@ -219,8 +232,9 @@ class LeaseBook:
         if lease.closed is not None:
             self._closed.setdefault(lease.ip, []).append(lease)
             return
-        word = _Word(lease.pod, lease.created, lease.opened)
-        claim = _Claim(lease.ip, _uid(lease.pod), lease.sandbox, dict.fromkeys(lease.sources, word))
+        word = _Word(lease.pod, lease.opened)
+        words = dict.fromkeys(lease.sources, word)
+        claim = _Claim(lease.ip, _uid(lease.pod), lease.sandbox, words, lease.created, lease.opened)
         self._claims.setdefault(lease.ip, []).append(claim)
         self._open[lease.ip] = lease
 
@@ -236,21 +250,40 @@ class LeaseBook:
             self._touched |= {lease.ip for lease in self._past() if _uid(lease.pod) in named}
 
     def _vouch(self, seen: Observation) -> None:
-        for sandbox in {seen.sandbox, ""}:
-            if self._withdrawn.get((seen.source, seen.ip, _uid(seen.pod), sandbox), UNBOUNDED) >= seen.seen_at:
-                return
+        names = [(seen.source, seen.ip, _uid(seen.pod), sandbox) for sandbox in (seen.sandbox, "")]
+        withdrawn = max(self._withdrawn.get(name, UNBOUNDED) for name in names)
         claims = self._claims.setdefault(seen.ip, [])
         matching = [claim for claim in claims if claim.is_of(_uid(seen.pod), seen.sandbox)]
         if matching:
             claim = max(matching, key=lambda claim: (claim.sandbox == seen.sandbox, claim.created, claim.seen_at))
             claim.sandbox = claim.sandbox or seen.sandbox
         else:
-            claim = _Claim(seen.ip, _uid(seen.pod), seen.sandbox)
+            claim = self._new_claim(seen.ip, _uid(seen.pod), seen.sandbox)
             claims.append(claim)
-            self._brief = [lease for lease in self._brief if lease.ip != seen.ip or not claim.held(lease)]
+        claim.learn(seen.created, seen.seen_at)
+        if matching and withdrawn >= seen.seen_at:
+            return
         word = claim.words.get(seen.source)
         if word is None or word.seen_at <= seen.seen_at:
-            claim.words[seen.source] = _Word(seen.pod, seen.created, seen.seen_at)
+            claim.words[seen.source] = _Word(seen.pod, seen.seen_at)
+        if withdrawn >= seen.seen_at:
+            self._drop(claim, withdrawn)  # its end overtook its begin
+
+    def _new_claim(self, ip: Address, uid: str, sandbox: str) -> _Claim:
+        """A claim that remembers what was known of it before, if it was gone for a moment only."""
+        claim = _Claim(ip, uid, sandbox)
+        self._brief = [lease for lease in self._brief if lease.ip != ip or not claim.held(lease)]
+        for lease in self._leases_of(ip):
+            if claim.held(lease):
+                claim.learn(lease.created, lease.opened)
+        if self._holds(claim):
+            self._left.pop(ip, None)
+        return claim
+
+    def _leases_of(self, ip: Address) -> list[Lease]:
+        """All that are remembered of an address."""
+        past = self._closed.get(ip, [])
+        return [*past, self._open[ip]] if ip in self._open else past
 
     def _withdraw(self, source: str, ip: Address, uid: str, sandbox: str, seen_at: float) -> None:
         key = (source, ip, uid, sandbox)
@@ -260,14 +293,16 @@ class LeaseBook:
             if word is None or word.seen_at > seen_at:
                 continue
             if len(claim.words) == 1:
-                self._drop(claim)
+                self._drop(claim, seen_at)
             else:
                 del claim.words[source]
 
-    def _drop(self, claim: _Claim) -> None:
+    def _drop(self, claim: _Claim, at: float) -> None:
         """Remove a claim; if it would have held its address but never got a lease, remember it as a brief one."""
-        if self._holder(claim.ip) is claim and not self._had_lease(claim):
-            self._brief.append(self._lease(claim, 0.0))
+        if self._holds(claim):
+            self._left[claim.ip] = at
+        elif self._holder(claim.ip) is claim and not self._had_lease(claim):
+            self._brief.append(replace(self._lease(claim, 0.0), closed=at))
         claims = self._claims[claim.ip]
         claims.remove(claim)
         if not claims:
@@ -288,18 +323,16 @@ class LeaseBook:
         return self._holds(claim) or any(claim.held(lease) for lease in self._closed.get(claim.ip, ()))
 
     def _lost(self, claim: _Claim) -> bool:
-        """Whether a sandbox of known age held the address, and another one got it after that."""
+        """Whether a sandbox of known age cannot have the address any more, because a newer one had it since."""
         if claim.created == UNBOUNDED:
             return False
-        if self._holds(claim):
-            return any(lease.ip == claim.ip and lease.created > claim.created for lease in self._brief)
-        past = self._closed.get(claim.ip, [])
-        own = max((lease.opened for lease in past if claim.held(lease)), default=None)
-        if own is None:
-            return False
-        present = self._open.get(claim.ip)
-        others = [*past, present] if present else past
-        return any(lease.opened >= own and not claim.held(lease) for lease in others)
+        others = (*self._leases_of(claim.ip), *(lease for lease in self._brief if lease.ip == claim.ip))
+        return any(
+            lease.created > claim.created
+            and not claim.held(lease)
+            and (bool(claim.sandbox) or claim.since < lease.created)
+            for lease in others
+        )
 
     def _rank(self, source: str) -> int:
         return self._priority.get(source, len(self._priority))
@@ -326,16 +359,27 @@ class LeaseBook:
             if old is not None:
                 closing = self._named(old)
                 closings += [Update(closing, old)] if closing != old else []
-                closings += [Close(replace(closing, closed=at))]
+                closings.append(Close(replace(closing, closed=self._end(old, self._left.get(ip, at), at))))
             others += [Open(self._lease(claim, at))] if claim is not None else []
         for lease in self._brief_leases(at):
-            closings += [Open(lease), Close(replace(lease, closed=at))]
+            closings += [Open(lease), Close(replace(lease, closed=lease.opened))]
         past = [lease for ip in sorted(self._touched) for lease in self._closed.get(ip, ()) if not lease.pod.workload]
         others += [Update(named, lease) for lease in past if (named := self._named(lease)) != lease]
         return (*closings, *others)
 
     def _brief_leases(self, at: float) -> list[Lease]:
-        return [replace(self._named(lease), opened=at) for lease in self._brief]
+        """The brief leases, open still: each closes when it opens."""
+        ends = [self._end(replace(lease, opened=UNBOUNDED), lease.closed or at, at) for lease in self._brief]
+        return [
+            replace(self._named(lease), opened=end, closed=None) for lease, end in zip(self._brief, ends, strict=True)
+        ]
+
+    def _end(self, lease: Lease, left: float, at: float) -> float:
+        """When a lease ends that was told to have left at `left`: no later than when a sandbox after it was made."""
+        claim = self._holder(lease.ip)
+        heirs = [brief for brief in self._brief if brief.ip == lease.ip] + ([self._lease(claim, at)] if claim else [])
+        made = [heir.created for heir in heirs if heir.sandbox and heir.created > lease.created]
+        return max(lease.opened, min([at, left, *made]))
 
     def _forget(self, before: float) -> None:
         self._withdrawn = {key: seen_at for key, seen_at in self._withdrawn.items() if seen_at >= before}

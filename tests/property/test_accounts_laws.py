@@ -81,8 +81,9 @@ class Node:
         return Snapshot(self.now, tuple(Reading(key, self.epochs[key], dict(self.counts[key])) for key in shown))
 
     def settle(self, hidden: int | None = None) -> None:
-        """Read and settle."""
-        self.books.settle(self.read(hidden), self.now)
+        """Read and book, and make the lease changes that sources have told until now."""
+        self.books.take(self.read(hidden))
+        self.commit()
 
     def change(self, hidden: int | None = None) -> None:
         """What an agent does when sources have spoken."""
@@ -91,10 +92,16 @@ class Node:
             return
         if needs_reading(changes):
             self.settle(hidden)
-        for change in self.books.commit(self.now):
+        self.commit()
+
+    def commit(self) -> None:
+        """Make the lease changes, count the accounts that end so, and store."""
+        changes = self.books.commit(self.now)
+        for change in changes:
             self.closed += isinstance(change, Close)
             self.closed += isinstance(change, Update) and change.lease.pod.namespace != change.old.pod.namespace
-        self.books.save(self.now)
+        if changes:
+            self.books.save(self.now)
 
     def pod(self, number: int) -> Pod:
         """A pod, in the namespace of today."""

@@ -119,14 +119,19 @@ def age(lease: Lease) -> tuple[float, float, float, str]:
 
 
 def owner(item: Counted, leases: list[Lease]) -> Lease | None:
-    """The newest lease that lasted during some of the interval."""
+    """The lease that had most of the interval, the newest of several."""
     since, end, ip, _, _ = item
     there = [x for x in leases if x.ip == ip and begin(x) < end and (x.closed is None or x.closed > since)]
-    return max(there, key=age, default=None)
+    return max(there, key=lambda x: (share(x, since, end), age(x)), default=None)
+
+
+def share(lease: Lease, since: float, end: float) -> float:
+    """How much of an interval a lease had."""
+    return min(end, lease.closed or end) - max(since, begin(lease))
 
 
 def late_owner(item: Counted, freed: float, leases: list[Lease]) -> Lease | None:
-    """The newest lease whose sandbox was made before the interval's end and after the address was last released."""
+    """Of those made before the interval's end, and after the last release, the one that had most of the interval."""
     since, end, ip, _, _ = item
     able = [
         x
@@ -135,7 +140,7 @@ def late_owner(item: Counted, freed: float, leases: list[Lease]) -> Lease | None
         and (x.closed is None or x.closed > since)
         and (x.created == UNBOUNDED or freed <= x.created < end)
     ]
-    return max(able, key=age, default=None)
+    return max(able, key=lambda x: (share(x, since, end), age(x)), default=None)
 
 
 def labels_of(lease: Lease) -> list[tuple[Level, tuple[str, ...]]]:

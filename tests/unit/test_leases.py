@@ -57,15 +57,16 @@ def test_observing_changes_nothing_before_the_commit() -> None:
     assert book.pending() == ()
 
 
-def test_gone_closes_at_the_time_of_the_commit() -> None:
-    """The lease lasts until its counters were read."""
+def test_gone_closes_at_the_commit_and_as_of_when_the_source_saw_it() -> None:
+    """The lease lasts until its counters were read; it says when the pod was seen to have left."""
     book = told(LeaseBook(), seen(A, 10.0, created=9.0))
     book.observe([gone(A, 20.0)])
+    assert holder(book) == A
     (closed,) = book.commit(20.5)
     assert isinstance(closed, Close)
-    assert closed.lease.closed == 20.5
-    assert book.closed_since(20.5) == (closed.lease,)
-    assert book.closed_since(20.6) == ()
+    assert closed.lease.closed == 20.0
+    assert book.closed_since(20.0) == (closed.lease,)
+    assert book.closed_since(20.1) == ()
     assert holder(book) is None
 
 
@@ -196,9 +197,9 @@ def test_a_pod_that_came_and_went_between_two_commits_has_a_brief_lease() -> Non
     opened, closed = book.commit(12.0)
     assert isinstance(opened, Open)
     assert isinstance(closed, Close)
-    assert (closed.lease.pod, closed.lease.created, closed.lease.opened, closed.lease.closed) == (A, 9.0, 12.0, 12.0)
+    assert (closed.lease.pod, closed.lease.created, closed.lease.opened, closed.lease.closed) == (A, 9.0, 11.0, 11.0)
     assert holder(book) is None
-    assert book.leases_since(12.0) == (closed.lease,)
+    assert book.leases_since(11.0) == (closed.lease,)
 
 
 def test_a_brief_takeover_ends_the_older_lease_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
@@ -107,11 +108,32 @@ def test_a_lease_over_a_part_of_the_interval_gets_all_of_it_when_alone(ledger: L
     assert ledger.ambiguous_bytes == 0
 
 
-def test_two_leases_in_one_interval_give_all_to_the_newer_and_say_so(ledger: Ledger) -> None:
-    """Where two pods held the address between two readings, the newer gets the bytes, counted as ambiguous."""
-    ledger.settle(one(20.0, 150), [lease(B, 15.0, 16.0), lease(A, 5.0, 6.0, closed=16.0)], 20.0)
-    assert total(ledger, Level.POD, "team-b", "serve-0") == 50
+@pytest.mark.parametrize(
+    ("left", "made", "name"),
+    [(14.0, 14.0, "serve-0"), (16.0, 16.0, "train-0"), (12.0, 18.0, "serve-0"), (12.0, 18.5, "train-0")],
+)
+def test_two_leases_in_one_interval_give_all_to_the_longer_and_say_so(
+    ledger: Ledger, left: float, made: float, name: str
+) -> None:
+    """Where two pods held the address between two readings, the longer tenure gets the bytes, which are ambiguous."""
+    ledger.settle(one(20.0, 150), [lease(B, made, 20.0), lease(A, 5.0, 6.0, closed=left)], 20.0)
+    assert total(ledger, Level.POD, "team-a" if name == "train-0" else "team-b", name) == 50
     assert ledger.ambiguous_bytes == 50
+
+
+def test_a_pod_that_left_before_the_interval_has_no_part_in_it(ledger: Ledger) -> None:
+    """An heir that was made before the last reading, but known after it, gets the bytes of an interval of its own."""
+    ledger.settle(one(20.0, 150), [lease(B, 9.5, 20.0), lease(A, 5.0, 6.0, closed=9.0)], 20.0)
+    assert total(ledger, Level.POD, "team-b", "serve-0") == 50
+    assert ledger.ambiguous_bytes == 0
+
+
+def test_bytes_may_go_to_a_pod_that_started_long_before_its_sandbox(ledger: Ledger) -> None:
+    """Where only the pod's start is known, it may lie before the address was released by another."""
+    ledger.settle(one(12.0, 100), [lease(A, 5.0, 6.0, closed=12.0)], 12.0)
+    ledger.settle(one(14.0, 150), [], 14.0)
+    ledger.settle(one(15.0, 150), [dataclasses.replace(lease(B, 11.0, 15.0), sandbox="")], 15.0)
+    assert total(ledger, Level.POD, "team-b", "serve-0") == 50
 
 
 def test_two_sandboxes_of_one_pod_are_not_ambiguous(ledger: Ledger) -> None:
