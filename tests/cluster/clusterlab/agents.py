@@ -23,8 +23,8 @@ SERVICE = "netacct"
 UNATTRIBUTED = "unattributed"
 """The pod of a series that is booked to nobody; its namespace is empty."""
 
-CONFIG: dict[str, Any] = {"policy": "/etc/netacct/policy.yaml", "metrics": {"zero_first": "0s"}}
-"""What is not the default: the cluster's CIDRs, and series that begin with their true value."""
+CONFIG: dict[str, Any] = {"policy": "/etc/netacct/policy.yaml", "metrics": {"zero_first": "0s", "retention": "1h"}}
+"""Not the default: the cluster's CIDRs; series that begin with their true value, and outlive their pods by an hour."""
 
 
 class Agent:

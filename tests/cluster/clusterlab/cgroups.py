@@ -12,7 +12,6 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("cpu", "cpuset", "memory", "pids", "io", "hugetlb")
-_PATIENCE = 10.0
 
 
 def hierarchies() -> list[Path]:
@@ -36,17 +35,18 @@ def make(name: str) -> None:
             _delegate(folder)
 
 
-def remove(name: str) -> None:
+def remove(name: str, patience: float = 10.0) -> None:
     """Remove the folder `name` of every hierarchy, with all below it, as soon as their processes have ended."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + patience
     while left := [root / name for root in hierarchies() if root.joinpath(name).exists()]:
         for top in left:
             for folder, _, _ in os.walk(top, topdown=False):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)  # noqa: PTH106 -- os.walk gives strings
-        if time.monotonic() > end:
+        left = [top for top in left if top.exists()]
+        if left and time.monotonic() > end:
             raise AssertionError(f"cannot be removed: {', '.join(map(str, left))}")
-        if any(top.exists() for top in left):
+        if left:
             time.sleep(0.05)
 
 

@@ -74,6 +74,17 @@ class Difference(NamedTuple):
     counted: Count
 
 
+def since(now: Totals, before: Totals) -> Totals:
+    """What was added to totals; a series that shrank is as it is now."""
+    nothing = Count(0, 0)
+    added = {}
+    for series, count in now.items():
+        old = before.get(series, nothing)
+        grown = count.bytes >= old.bytes and count.packets >= old.packets
+        added[series] = Count(count.bytes - old.bytes, count.packets - old.packets) if grown else count
+    return {series: count for series, count in added.items() if count != nothing}
+
+
 def differences(node: str, sent: Totals, counted: Totals) -> list[Difference]:
     """Every series on either side that differs from the other; what is booked to nobody among them."""
     nothing = Count(0, 0)

@@ -10,11 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from clusterlab import cgroups, classes, image, plan, prerequisites
+from clusterlab import cgroups, classes, image, leftovers, plan, prerequisites
 from clusterlab.agents import Agent
-from clusterlab.classes import Difference, Translations
+from clusterlab.classes import Difference, Totals, Translations
 from clusterlab.control_plane import ControlPlane, manifest_text
 from clusterlab.hosts import Fabric, Host, HostError, until
 from clusterlab.node import RECEIVERS, Node
@@ -23,6 +23,13 @@ from clusterlab.truth import Flows, PodId
 
 _QUIET = 1.3
 """Seconds without a packet after which a reading holds: the agent shares readings younger than a second."""
+
+
+class Measurement(NamedTuple):
+    """What the pods of each node sent and received, and what its agent shows, by the node's name."""
+
+    sent: dict[str, Totals]
+    counted: dict[str, Totals]
 
 
 class Cluster:
@@ -48,7 +55,7 @@ class Cluster:
         *,
         keep: bool = False,
     ) -> None:
-        self.prefix = prefix or f"netacct-{os.getpid()}"
+        self.prefix = prefix or f"{leftovers.PREFIX}{os.getpid()}"
         self.proxy_mode = proxy_mode
         self.work = work_dir or Path(tempfile.mkdtemp(prefix=f"{self.prefix}-cluster-")) / "c"
         self._made = None if work_dir else self.work.parent
@@ -75,6 +82,7 @@ class Cluster:
         Raises MissingError or HostError, and leaves nothing behind then.
         """
         self.programs = prerequisites.require()
+        leftovers.sweep()
         try:
             self._build()
             self.wait_ready()
@@ -238,27 +246,44 @@ class Cluster:
                     known.host_ports |= _host_ports(pod)
         return known
 
-    def differences(self, patience: float = 60.0) -> list[Difference]:
-        """Every pod series of every running agent that is not what pods sent and received, to the byte and packet.
+    def measure(self, patience: float = 60.0) -> Measurement:
+        """What pods sent and what running agents counted so far, by node, read while nothing is sent.
 
-        Reads while nothing is sent: what pods counted is the same before and after the scrapes, else it is done again.
+        Until what pods counted is the same before and after the scrapes, it is done again. Raises HostError when that
+        does not happen.
         """
         end = time.monotonic() + patience
         while True:
             before = self.settled_truth(patience)
             counted = {node.name: agent.totals() for node, agent in self._running()}
-            found: list[Difference] = []
-            for node, _ in self._running():
-                sent = classes.expected(before[node.name], self.translations(node))
-                found += classes.differences(node.name, sent, counted[node.name])
             if self.truth() == before:
-                return found
+                break
             if time.monotonic() > end:
                 raise HostError("pods do not become quiet")
+        nodes = [node for node, _ in self._running()]
+        sent = {node.name: classes.expected(before[node.name], self.translations(node)) for node in nodes}
+        return Measurement(sent, counted)
 
-    def assert_exact(self) -> None:
+    def differences(self, since: Measurement | None = None, patience: float = 60.0) -> list[Difference]:
+        """Every pod series of every running agent that is not what pods sent and received, to the byte and packet.
+
+        Args:
+            since: judge only what was added to this measurement, of agents that were running then.
+            patience: seconds for pods to become quiet.
+        """
+        now = self.measure(patience)
+        found: list[Difference] = []
+        for node, counted in now.counted.items():
+            if since is None:
+                found += classes.differences(node, now.sent[node], counted)
+            elif node in since.counted:
+                sent = classes.since(now.sent[node], since.sent[node])
+                found += classes.differences(node, sent, classes.since(counted, since.counted[node]))
+        return found
+
+    def assert_exact(self, since: Measurement | None = None) -> None:
         """Fail unless every pod series of every running agent is exact; the failure shows the ones that are not."""
-        rows = self.differences()
+        rows = self.differences(since)
         assert not rows, f"{len(rows)} series differ:\n{classes.table(rows)}"
 
     def _running(self) -> list[tuple[Node, Agent]]:

@@ -280,18 +280,19 @@ class Host(Namespaces):
         return tuple(self._services)
 
     def reboot(self) -> None:
-        """Its namespaces are made anew, and its services started again; what was on disk is still there."""
+        """Its namespaces are made anew, and the services that ran started again; what was on disk is still there."""
+        running = [service for service in self._services if self.runs(service)]
         self._power_off()
         self._boot()
-        self._power_on()
+        self._power_on(running)
 
     def _power_off(self) -> None:
         # the kernel takes the link away later, when it cleans up the network namespace
         self._fabric.batch(f"link del {self.name_on_fabric}")
         self.kill()
 
-    def _power_on(self) -> None:
-        for service in self._services:
+    def _power_on(self, services: Sequence[str]) -> None:
+        for service in services:
             self.start(service)
 
     def kill(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from clusterlab import cgroups, plan
@@ -126,13 +127,12 @@ class Node(Host):
 
     def _power_off(self) -> None:
         super()._power_off()
-        self.truth.leave()
         cgroups.remove(self.cgroup)
         cgroups.make(self.cgroup)
 
-    def _power_on(self) -> None:
+    def _power_on(self, services: Sequence[str]) -> None:
         self._ready_network()
-        super()._power_on()
+        super()._power_on(services)
 
     def kill(self) -> None:
         """End it with everything inside, its cgroups too."""

@@ -103,11 +103,32 @@ Flows = dict[Flow, Count]
 
 @dataclass
 class _Space:
-    """A pod's network namespace: a descriptor that holds it, its pod where known, whether it was metered too late."""
+    """A pod's network namespace: a descriptor that holds it, its pod where known, whether it was metered too late.
 
+    `final` are its last counters, when it is gone; the descriptor is closed then.
+    """
+
+    path: Path
     descriptor: int
     late: bool
     pod: PodId | None = None
+    final: Flows | None = None
+
+    def read(self) -> Flows:
+        """The counters of now."""
+        if self.final is not None:
+            return self.final
+        gone = not self.path.exists()  # containerd removes it when the plugins have taken the interface away
+        flows = _read(self.descriptor)
+        if gone:
+            self.close(flows)
+        return flows
+
+    def close(self, flows: Flows) -> None:
+        """Nothing is counted any more."""
+        if self.final is None:
+            os.close(self.descriptor)
+            self.final = flows
 
 
 class Truth:
@@ -116,6 +137,7 @@ class Truth:
     def __init__(self, name: str) -> None:
         self._name = name
         self._spaces: dict[str, _Space] = {}
+        self._reading = threading.Lock()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wake = os.pipe()
@@ -131,30 +153,34 @@ class Truth:
         assert started.wait(10), self._trouble
 
     def leave(self) -> None:
-        """The node goes down: follow no more. What was counted stays."""
+        """The node goes down: follow no more, and forget. Totals live one boot, those of agents too."""
         if self._thread is not None:
             os.write(self._wake[1], b"x")
             self._thread.join(20)
             self._thread = None
+        with self._reading, self._lock:
+            for space in self._spaces.values():
+                space.close({})
+            self._spaces.clear()
 
     def close(self) -> None:
-        """Let go of all namespaces."""
+        """Let go of all."""
         self.leave()
-        with self._lock:
-            for space in self._spaces.values():
-                os.close(space.descriptor)
-            self._spaces.clear()
         for end in self._wake:
             os.close(end)
 
     def read(self) -> dict[PodId, Flows]:
-        """All counters of each pod, over all its sandboxes. Raises HostError where truth is not known."""
+        """All counters of this boot of each pod, over all its sandboxes. Raises HostError where truth is not known."""
+        with self._reading:
+            return self._read()
+
+    def _read(self) -> dict[PodId, Flows]:
         assert not self._trouble, self._trouble
         with self._lock:
             spaces = dict(self._spaces)
         found: dict[PodId, Flows] = {}
         for name, space in spaces.items():
-            flows = _read(space.descriptor)
+            flows = space.read()
             if flows and (space.late or space.pod is None):
                 pod = space.pod or "a pod that nobody knows"
                 raise HostError(f"{self._name}: {pod} in {name}: {'metered too late' if space.late else 'no sandbox'}")
@@ -203,7 +229,7 @@ class Truth:
                 continue
             late = _meter(descriptor)
             with self._lock:
-                self._spaces[entry] = _Space(descriptor, late)
+                self._spaces[entry] = _Space(folder / entry, descriptor, late)
         return pending
 
     def _name_new(self, tasks: Path) -> bool:
