@@ -112,6 +112,11 @@ def test_the_effective_list_is_plain(tmp_path: Path) -> None:
         ("metrics: {pods: 'on'}", "the string 'on' is not a boolean"),
         ("metrics: {max_pod_series: 0}", "0 is out of range"),
         ("metrics: {labels: [a b]}", r"labels\[0\]: 'a b' is not a valid value"),
+        (
+            "metrics: {by_label: 'a b'}",
+            r"by_label: 'a b' is not a valid value \(allowed: a label key of Kubernetes, or",
+        ),
+        ("metrics: {max_label_series: 0}", "0 is out of range"),
         ("local_ranges: [10.0.0.1/8]", r"host bits set \(allowed: 10.0.0.0/8\)"),
         ("local_ranges: [0.0.0.0/0]", r"local_ranges\[0\]: 0.0.0.0/0 holds"),
         ("local_ranges: 10.0.0.0/8", "where a list is expected"),
@@ -129,6 +134,20 @@ def test_each_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load(_write(tmp_path / "c.yaml", text))
     assert caught.value.exit_code == EX_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("metrics: {by_label: experiment}", ("experiment",)),
+        ("metrics: {labels: [team, experiment], by_label: experiment}", ("team", "experiment")),
+        ("metrics: {labels: [team], by_label: ''}", ("team",)),
+        ("", ()),
+    ],
+)
+def test_sources_tell_the_labels_that_are_used(tmp_path: Path, text: str, labels: tuple[str, ...]) -> None:
+    """What sources keep of a pod's labels are those for pod info and the one to sum by, each once."""
+    assert load(_write(tmp_path / "c.yaml", text)).metrics.pod_labels == labels
 
 
 @pytest.mark.parametrize(

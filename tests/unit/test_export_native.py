@@ -118,6 +118,18 @@ def test_pod_info_carries_the_allowed_labels_only() -> None:
     assert "secret" not in "".join(found)
 
 
+def test_label_series_have_the_name_of_the_label() -> None:
+    """What is summed by a label carries it under the name that it has on pod info; without the label it is empty."""
+    keys = [SeriesKey(Level.LABEL, ("a", value), Direction.RECEIVE, "pod") for value in ("llm", "")]
+    view = replace(VIEW, series=[(key, Count(7, 1)) for key in keys], by_label="app.kubernetes.io/name")
+    assert [line for line in lines(view) if line.startswith("netacct_label")] == [
+        'netacct_label_receive_bytes_total{label_app_kubernetes_io_name="llm",namespace="a",traffic="pod"} 7.0',
+        'netacct_label_receive_bytes_total{label_app_kubernetes_io_name="",namespace="a",traffic="pod"} 7.0',
+        'netacct_label_receive_packets_total{label_app_kubernetes_io_name="llm",namespace="a",traffic="pod"} 1.0',
+        'netacct_label_receive_packets_total{label_app_kubernetes_io_name="",namespace="a",traffic="pod"} 1.0',
+    ]
+
+
 def test_label_names_that_become_the_same_are_told_apart() -> None:
     """Label names keep their order, and the second of two that collide ends in _conflict2."""
     assert label_names(["a.b", "a/b", "a-b", "c"]) == (
