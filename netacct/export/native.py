@@ -193,7 +193,7 @@ def traffic_metrics(view: View) -> Sequence[Metric]:
         group = groups.get((level, direction))
         if not group or (quantity == "packets" and not view.detail.packets):
             continue
-        labels = ("namespace", *label_names([view.by_label]), "traffic") if level is Level.LABEL else family.labels
+        labels = ("namespace", _label_name(view), "traffic") if level is Level.LABEL else family.labels
         index = Count._fields.index(quantity)
         named = family._replace(labels=labels)
         metrics.append(named.metric((values, count[index]) for values, count in group))
@@ -235,6 +235,12 @@ def label_names(allowed: Sequence[str]) -> tuple[str, ...]:
         same = sum(1 for other in names if re.fullmatch(rf"{name}(_conflict\d+)?", other))
         names.append(f"{name}_conflict{same + 1}" if same else name)
     return tuple(names)
+
+
+def _label_name(view: View) -> str:
+    """The name of the label that level LABEL sums by: the one that it has on `netacct_pod_info`, where it is there."""
+    shown = view.pod_labels if view.by_label in view.pod_labels else (view.by_label,)
+    return dict(zip(shown, label_names(shown), strict=True))[view.by_label]
 
 
 def agent_metrics(view: View) -> Sequence[Metric]:

@@ -130,6 +130,13 @@ def test_label_series_have_the_name_of_the_label() -> None:
     ]
 
 
+def test_label_series_can_be_joined_with_pod_info() -> None:
+    """Where the label's name collides with another one's on pod info, its series have the name that it got there."""
+    key = SeriesKey(Level.LABEL, ("a", "llm"), Direction.RECEIVE, "pod")
+    view = replace(VIEW, series=[(key, Count(7, 1))], by_label="a/b", pod_labels=("a.b", "a/b"))
+    assert lines(view)[0].startswith('netacct_label_receive_bytes_total{label_a_b_conflict2="llm",')
+
+
 def test_label_names_that_become_the_same_are_told_apart() -> None:
     """Label names keep their order, and the second of two that collide ends in _conflict2."""
     assert label_names(["a.b", "a/b", "a-b", "c"]) == (
