@@ -148,7 +148,7 @@ def test_shipped_policies(address: str, default: str, openai: str) -> None:
         ("azure", "168.63.129.16", "private"),
         ("azure", "10.0.0.10", "service"),
         ("azure", "10.244.3.4", "pod"),
-        ("azure", "10.224.0.4", "node"),
+        ("azure", "10.224.0.4", "private"),
         ("gke", "34.118.224.1", "service"),
         ("gke", "199.36.153.10", "google-apis"),
         ("gke", "199.36.153.12", "internet"),
@@ -201,6 +201,16 @@ def test_explain_prefix() -> None:
         "mark": "0x6/0x1f",
         "policy": "site (/etc/netacct/site.yaml, 0123456789ab)",
     }
+
+
+def test_explain_local_range() -> None:
+    """A local range that decided comes with who named it; one that lost, or that nobody is known for, does not."""
+    (local,) = nets("10.244.7.0/24")
+    facts = explain(POLICY, "10.244.7.1", OWN, [local], names={local: "cni, kubernetes"})
+    assert (facts["because"], facts["prefix"], facts["named_by"]) == ("local range", "10.244.7.0/24", "cni, kubernetes")
+    assert "named_by" not in explain(POLICY, "10.244.7.1", OWN, [local])
+    (wider,) = nets("10.244.0.0/20")
+    assert "named_by" not in explain(POLICY, "10.244.1.1", OWN, [wider], names={wider: "cni"})
 
 
 def test_explain_own() -> None:
