@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ipaddress
+from collections.abc import Collection, Iterable
 
-from netacct import marking, policy_file, policy_found, sources
+from netacct import marking, policy_file, policy_found, providers, sources
 from netacct.config import Config
 from netacct.errors import NetacctError
 from netacct.identity import host_pods, ranges
+from netacct.identity.ranges_providers import FoundRanges
 from netacct.kernel import plan as planning
 from netacct.model import Address, Network, Observation, is_cgroup
 from netacct.policy import Policy
@@ -19,9 +21,18 @@ def observations(config: Config) -> tuple[Observation, ...]:
     return tuple(seen for event in sources.once(config) for seen in event.observations)
 
 
-def local_ranges(config: Config) -> tuple[Network, ...]:
-    """The local ranges, joined by the addresses of pods. Raises ConfigError."""
-    return _joined(config, frozenset())
+def local_ranges(config: Config, own: Collection[Address] = ()) -> FoundRanges:
+    """The local ranges, joined by the addresses of pods, with who names each. Raises ConfigError.
+
+    Args:
+        config: what is asked.
+        own: the node's own addresses, which do not join.
+    """
+    named: dict[str, list[Network]] = {}
+    for seen in observations(config):
+        if seen.present and not is_cgroup(seen.ip) and seen.ip not in own:
+            named.setdefault(f"source {seen.source}", []).append(ipaddress.ip_network(seen.ip))
+    return providers.found(config, named)
 
 
 def plan(config: Config) -> tuple[planning.Plan, str]:
@@ -32,26 +43,21 @@ def plan(config: Config) -> tuple[planning.Plan, str]:
     policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
     decision = marking.decide(config, policy)
     own = ranges.own_addresses()
-    local = _joined(config, own)
+    found = local_ranges(config, own)
     marks = policy.marks if decision.enabled else None
     levels = host_pod_levels(config, (seen.sandbox for seen in observations(config) if is_cgroup(seen.ip)))
-    made = planning.build(merged(config, policy, local).policy, local, own, marks, host_pods=levels)
+    made = planning.build(merged(config, policy, found).policy, found.networks, own, marks, host_pods=levels)
     return made, "" if decision.looked else decision.reason
 
 
-def merged(config: Config, policy: Policy, local: Iterable[Network]) -> Merged:
-    """The policy with the cluster's ranges that are found now."""
-    return policy_found.merge(policy, sources.cluster_ranges(config)[0], local)
+def merged(config: Config, policy: Policy, found: FoundRanges) -> Merged:
+    """The policy with the cluster's ranges that are found now, besides the local ones that were found."""
+    return policy_found.merge(policy, sources.cluster_ranges(config, found.facts)[0], found.networks)
 
 
 def host_pod_levels(config: Config, cgroups: Iterable[str]) -> set[int]:
     """Where in the cgroup tree hostNetwork pods are told apart: where kubelets have them, and where these are."""
     return {*host_pods.LEVELS, *map(host_pods.level, cgroups)} if config.host_pods == "cgroup" else set()
-
-
-def _joined(config: Config, own: frozenset[Address]) -> tuple[Network, ...]:
-    addresses = {seen.ip for seen in observations(config) if seen.present and not is_cgroup(seen.ip)}
-    return ranges.join(sources.local_ranges(config), addresses - own)
 
 
 def require_enabled(config: Config) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from netacct.errors import UsageError
 from netacct.model import Address, Network
@@ -17,15 +18,17 @@ def explain(
     own: Collection[Address] = frozenset(),
     local: Iterable[Network] = (),
     unused: Iterable[Unused] = (),
+    names: Mapping[Network, str] = MappingProxyType({}),
 ) -> dict[str, str]:
     """Facts about one address, in the order in which to print them. Raises UsageError where `text` is no address.
 
-    `policy` has the cluster's ranges that were found; `unused` are those that it does not use.
+    `policy` has the cluster's ranges that were found; `unused` are those that it does not use; `names` says who named a
+    local range.
 
-    Keys: `address`, `traffic`, `because` (of a cluster's range: where it was found), `prefix`, `line` (the line of the
-    policy that decided), `beaten` (the prefixes that cover the address too and lost), `unused` (ranges that were found,
-    cover the address and are not used, with the reason), `zone`, `region`, `mark`, `policy`, `note`. A fact that is not
-    there is left out.
+    Keys: `address`, `traffic`, `because` (of a cluster's range: where it was found), `prefix`, `named_by` (of a local
+    range), `line` (the line of the policy that decided), `beaten` (the prefixes that cover the address too and lost),
+    `unused` (ranges that were found, cover the address and are not used, with the reason), `zone`, `region`, `mark`,
+    `policy`, `note`. A fact that is not there is left out.
 
     An IPv4-mapped IPv6 address (RFC 4291 2.5.5.2) is how a dual-stack socket shows an IPv4 peer. On the wire there is
     only the IPv4 packet (and Linux drops IPv6 packets from such a source), so the answer is the IPv4 address's.
@@ -37,13 +40,17 @@ def explain(
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     if mapped is not None:
         note = f"{text} is how a dual-stack socket shows an IPv4 peer; its packets are from {mapped}"
-        return _facts(policy, mapped.packed, classify(policy, mapped.packed, own, local), unused) | {"note": note}
-    facts = _facts(policy, address.packed, classify(policy, address.packed, own, local), unused)
+        return _facts(policy, mapped.packed, classify(policy, mapped.packed, own, local), unused, names) | {
+            "note": note
+        }
+    facts = _facts(policy, address.packed, classify(policy, address.packed, own, local), unused, names)
     zone = text.partition("%")[2]
     return facts | {"note": f"the zone {zone} plays no part: packets do not carry it"} if zone else facts
 
 
-def _facts(policy: Policy, address: Address, verdict: Verdict, unused: Iterable[Unused]) -> dict[str, str]:
+def _facts(
+    policy: Policy, address: Address, verdict: Verdict, unused: Iterable[Unused], names: Mapping[Network, str]
+) -> dict[str, str]:
     kind = next((item for item in policy.classes if item.name == verdict.traffic), None)
     found = verdict.reason is Reason.FOUND
     parsed = ipaddress.ip_address(address)
@@ -52,6 +59,7 @@ def _facts(policy: Policy, address: Address, verdict: Verdict, unused: Iterable[
         "traffic": verdict.traffic,
         "because": verdict.origin if found else str(verdict.reason),
         "prefix": "" if verdict.prefix is None else str(verdict.prefix),
+        "named_by": names.get(verdict.prefix, "") if verdict.prefix and verdict.reason is Reason.LOCAL else "",
         "line": "" if found else verdict.origin,
         "beaten": ", ".join(_lost(prefix) for prefix in verdict.beaten),
         "unused": ", ".join(f"{_lost(fact)}: {why}" for fact, why in unused if parsed in fact.network),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from netacct import choosing, desired, policy_file, sources
+from netacct import choosing, desired, policy_file, providers, sources
 from netacct.accounting.store import Store
 from netacct.agent import Agent
 from netacct.books import Books
@@ -44,8 +44,9 @@ def apply(config: Config) -> list[str]:
     datapath = make_datapath(config)
     there = {name for name in DATAPATHS if detect_look.ours(name)}
     agent = make_agent(config, datapath)
-    agent.found_ranges(sources.local_ranges(config))
-    agent.found_cluster(sources.cluster_ranges(config)[0])
+    local = providers.found(config)
+    agent.found_ranges(local.networks)
+    agent.found_cluster(sources.cluster_ranges(config, local.facts)[0])
     found = agent.start(own_addresses(), sources.once(config))
     if datapath.name in there:
         return [f"repaired: {words}" for words in found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from netacct.identity import cni_cache, pods_file
 from netacct.identity.cluster_ranges import ClusterRanges
 from netacct.identity.cni import CniSource
 from netacct.identity.host_pods import HostPods, addresses_only
+from netacct.identity.ranges_provider import Fact
 from netacct.identity.ranges_providers import FoundRanges
 from netacct.identity.source import Health, Replace, SourceEvent
 from netacct.kernel import kube_rules
-from netacct.model import Network, Observation
+from netacct.model import Observation
 from netacct.policy import Prefix
 
 
@@ -106,16 +107,14 @@ def once(config: Config) -> list[SourceEvent]:
     return [*map(addresses_only, events), *said]
 
 
-def local_ranges(config: Config) -> tuple[Network, ...]:
-    """The local ranges by configuration and providers, as of now."""
-    return providers.found(config).networks
+def cluster_ranges(config: Config, facts: Iterable[Fact]) -> tuple[tuple[Prefix, ...], tuple[str, ...]]:
+    """The ranges of the whole cluster that are found now, and what was there and was not taken for one, in words.
 
-
-def cluster_ranges(config: Config) -> tuple[tuple[Prefix, ...], tuple[str, ...]]:
-    """The ranges of the whole cluster that are found now, and what was there and was not taken for one, in words."""
-    found = _cluster(config)
-    found.learn(providers.cluster_facts(providers.found(config).facts))
-    return found.read()
+    `facts` are those of the providers of local ranges.
+    """
+    cluster = _cluster(config)
+    cluster.learn(providers.cluster_facts(facts))
+    return cluster.read()
 
 
 def _cluster(config: Config) -> ClusterRanges:

@@ -79,12 +79,12 @@ def _cluster(effective: config.Config) -> list[dict[str, str]]:
     from netacct import desired, policy_file, policy_found, sources  # noqa: PLC0415 -- other commands start faster without it
 
     policy = policy_file.load(effective.policy)
-    found, _ = sources.cluster_ranges(effective)
     local = desired.local_ranges(effective)
-    unused = dict(policy_found.merge(policy, found, local).unused)
+    found, _ = sources.cluster_ranges(effective, local.facts)
+    unused = dict(policy_found.merge(policy, found, local.networks).unused)
     return [
         {"network": str(fact.network), "traffic": fact.traffic, "because": fact.origin, "unused": unused.get(fact, "")}
-        for fact in policy_found.sure(policy, found, local)
+        for fact in policy_found.sure(policy, found, local.networks)
     ]
 
 

@@ -113,7 +113,9 @@ def _explain(args: argparse.Namespace) -> int:
     policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
     local = local_ranges(config)
     policy, unused = merged(config, policy, local)
-    facts = explain.explain(policy, args.address, own_addresses(), local, unused)
+    facts = explain.explain(policy, args.address, own_addresses(), local.networks, unused, dict(local.names))
+    if local.faults:
+        facts["not_read"] = "; ".join(local.faults)
     if args.output == "json":
         output.write_json(facts)
     else:

@@ -15,6 +15,7 @@ import pytest
 from metadata_server import Asked, Reply, serving
 
 from netacct import providers
+from netacct.cli import main
 from netacct.config import Config, load
 from netacct.errors import NetacctError
 from netacct.identity.ranges_provider import Fact, Told
@@ -231,3 +232,25 @@ def test_the_agent_starts_with_a_dead_metadata_server(config: Config, told: queu
         running.stop()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ranges-")]
     assert told.empty()
+
+
+def test_explain_names_the_provider(config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`rules explain` says who named the local range that an address lies in, and who could not be read."""
+    assert config.local_ranges
+    pods = tmp_path / "pods.yaml"
+    pods.write_text("pods: [{namespace: team-a, name: train-0, uid: u0, ips: [10.4.0.1]}]\n")
+    path = tmp_path / "netacct.yaml"
+    with serving(lambda _: Reply("", 503)) as server:
+        ranges = f"{{providers: [cni, azure], cni: {{directories: [{tmp_path}]}}, metadata: {{url: '{server.url}'}}}}"
+        path.write_text(
+            f"ranges: {ranges}\nlocal_ranges: [10.3.0.0/24]\nidentity: {{sources: [file], file: {{path: {pods}}}}}\n"
+            "cluster_ranges: {providers: []}\n"
+        )
+        named = {}
+        for address in ("10.1.0.9", "10.3.0.9", "10.4.0.1"):
+            assert main(["rules", "explain", address, "--config.file", str(path), "-o", "json"]) == 0
+            facts = json.loads(capsys.readouterr().out)
+            assert facts["because"] == "local range"
+            assert facts["not_read"] == "azure: the server answered 503 Service Unavailable"
+            named[address] = facts["named_by"]
+    assert named == {"10.1.0.9": "cni", "10.3.0.9": "local_ranges", "10.4.0.1": "source file"}

@@ -24,7 +24,7 @@ def settings(path: str | None, flags: Mapping[str, str | list[str]]) -> tuple[Co
     except ConfigError as error:
         errors.append(error)
     try:
-        local = desired.local_ranges(config)
+        local = desired.local_ranges(config).networks
     except ConfigError as error:
         errors.append(error)
     found = Settings(
