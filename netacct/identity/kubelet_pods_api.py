@@ -41,6 +41,9 @@ RETRY, RETRY_LIMIT = 0.5, 30.0
 PATIENCE = 10.0
 """Seconds that the list at the beginning may take, and after which a watch that ended counts as one that worked."""
 
+_RESTARTING = 4
+"""So many attempts in a row, eight seconds of them, fail without a warning."""
+
 POLL = 30.0
 """Seconds between looks for the socket when nothing was signalled."""
 
@@ -145,11 +148,11 @@ class KubeletPodsApi:
         return pause * random.uniform(0.5, 1.5)  # noqa: S311 -- spreads nodes, guards nothing
 
     def _complain(self, error: Exception) -> None:
-        """Say why there is no watch; in the log from the second time on, as each restart of a kubelet is a first."""
+        """Say why there is no watch; in the log only when it lasts longer than a restart of the kubelet."""
         known = isinstance(error, CallError)
         self._health = Health(up=False, reason=str(error) if known else f"{type(error).__name__}: {error}")
         ended = isinstance(error, CallError) and error.code == "CANCELLED"
-        if self._failures and not ended and self._repeats.due(self._health.reason):
+        if self._failures >= _RESTARTING and not ended and self._repeats.due(self._health.reason):
             self._log.warning("cannot watch the kubelet's pods, trying again", error=self._health.reason)
 
     def _watch_any(self, paths: Sequence[str]) -> None:

@@ -114,16 +114,18 @@ def _watched(path: Path, pods: list[bytes], changed: list[bytes]) -> tuple[float
 
 
 def _pod(number: int, network: str) -> bytes:
-    """An event of a pod as Deployments make them: two containers, their environment, mounts, conditions, history."""
+    """An event of a pod as indexed Jobs make them: two containers, their environment, mounts, conditions, history."""
     from grpclab import ADDED, event, field, pod  # noqa: PLC0415 -- as above
 
+    uid = f"3f0c1c5e-0000-4000-8000-{number:012d}"
+    labels = {"controller-uid": uid, "job-name": "train", "job-completion-index": str(number)}
     message: Any = pod(
-        f"train-7d9c5b6f4d-{number:05d}",
+        f"train-{number}-x7k2p",
         f"{network}.{number}",
         f"fd00:{network.replace('.', ':')}::{number:x}",
-        uid=f"3f0c1c5e-0000-4000-8000-{number:012d}",
-        owner=("ReplicaSet", "train-7d9c5b6f4d"),
-        labels={"pod-template-hash": "7d9c5b6f4d", "team": "research", "app": "train"},
+        uid=uid,
+        owner=("Job", "train"),
+        labels=labels | {f"batch.kubernetes.io/{key}": value for key, value in labels.items()} | {"team": "research"},
         started=1_790_000_000,
     )
     variables = b"".join(field(7, field(1, f"SETTING_{each}") + field(2, "x" * 60)) for each in range(20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from grpclab import ADDED, DELETED, MODIFIED, Kubelet, Server, event, pod
+from structlog.testing import capture_logs
 
 from netacct import clock
 from netacct.identity import kubelet_pods_api
@@ -353,3 +355,39 @@ def test_it_can_start_again(path: Path, serve: Serve, watch: Watch) -> None:
     kubelet.pods.append(pod("c", "10.0.0.3"))
     watcher.source.start(watcher.events.put)
     assert watcher.next(Replace) == [("a", "10.0.0.1", True), ("c", "10.0.0.3", True)]
+
+
+def test_pauses_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet that stays away is asked after ever longer pauses, up to half a minute, and the log has it once."""
+    monkeypatch.setattr(random, "uniform", lambda _low, _high: 1.0)
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    source = KubeletPodsApi([str(path)])
+    source._look(None)
+    with capture_logs() as lines:
+        assert [source._turn() for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
+        assert lines == []
+        assert [source._turn() for _ in range(5)] == [8.0, 16.0, 30.0, 30.0, 30.0]
+    assert [line["log_level"] for line in lines] == ["warning"]
+    monkeypatch.setattr(kubelet_pods_api, "PATIENCE", 0.0)  # a watch that worked for a while was one that worked
+    assert source._turn() == 0.5
+    monkeypatch.undo()
+    path.unlink()
+    source._look(None)
+    assert source._turn() == kubelet_pods_api.RETRY_LIMIT
+    assert not source.healthy().present
+
+
+def test_a_restart_in_the_log(path: Path, serve: Serve, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet that is away for a moment is no warning, and a line when it is back; the next list is none."""
+    monkeypatch.setattr(kubelet_pods_api, "RETRY", 60.0)
+    with capture_logs() as lines:
+        kubelet = serve(path, [pod("a", "10.0.0.1")])
+        watcher = watch(path)
+        watcher.next(Replace)
+        kubelet.stop()
+        watcher.until(lambda health: not health.up)
+        kubelet = serve(path, [pod("b", "10.0.0.1")])
+        watcher.next(Replace)
+        assert [line["log_level"] for line in lines] == ["info", "info"]
+        watcher.source.stop()
