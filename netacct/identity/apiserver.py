@@ -78,7 +78,7 @@ class ApiServerSource:
             self._told[uid] = now
         kept = {seen.ip for seen in now}
         gone = [replace(seen, present=False, seen_at=at) for seen in before if seen.present and seen.ip not in kept]
-        if gone or {timeless(seen) for seen in now} != {timeless(seen) for seen in before}:
+        if gone or not {timeless(seen) for seen in now} <= {timeless(seen) for seen in before}:
             self._emit(Update(self.name, (*gone, *now)))
 
     def _observe(self, each: Object, at: float) -> tuple[Observation, ...]:

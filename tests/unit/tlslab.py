@@ -89,18 +89,21 @@ class Reply:
         """The regular end of it."""
         self.raw(b"0\r\n\r\n")
 
+    def gone(self) -> bool:
+        """Whether the other side has gone, or the server is closed; waits a moment for it."""
+        self._connection.settimeout(0.02)
+        try:
+            return self._closing.is_set() or not self._connection.recv(1)
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+
     def hold(self) -> bool:
         """Wait until the other side has gone; False where the server was closed before."""
-        self._connection.settimeout(0.02)
-        while not self._closing.is_set():
-            try:
-                if not self._connection.recv(1):
-                    return True
-            except TimeoutError:
-                continue
-            except OSError:
-                return True
-        return False
+        while not self.gone():
+            pass
+        return not self._closing.is_set()
 
 
 Answering = Callable[[Request, Reply], None]

@@ -1,0 +1,220 @@
+"""Kubeconfigs and ServiceAccounts, by the kubernetes package's own loader, against a TLS server."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_reflector import kubeconfig
+from tlslab import OPENSSL, Authority, Server
+
+from netacct.errors import NetacctError
+from netacct.identity import kube_api
+from netacct.identity.https import Exchange
+from netacct.identity.kube_api import KubeApi
+
+USER = {"token": "t1"}
+"""Who has a token."""
+
+pytestmark = pytest.mark.skipif(not OPENSSL, reason="the program openssl makes the certificates")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Who signs the API server's certificate and the clients'."""
+    return Authority(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def server(authority: Authority) -> Iterator[Server]:
+    """An API server that takes tokens."""
+    running = Server(lambda _, reply: reply.json({}), authority.issue("apiserver", "IP:127.0.0.1"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Where the kubeconfig is."""
+    return tmp_path / "kubeconfig"
+
+
+def get(api: KubeApi, path: str = "/healthz") -> int:
+    """The status of an answer."""
+    exchange = Exchange()
+    try:
+        return api.get(exchange, path, 5).status
+    finally:
+        exchange.close()
+
+
+def tokens(server: Server) -> list[str]:
+    """The tokens that came."""
+    return [request.headers.get("Authorization", "") for request in server.requests]
+
+
+def refusal(config: Path, server: str, **user: Any) -> str:
+    """Why a kubeconfig is not used."""
+    with pytest.raises(NetacctError) as error:
+        get(KubeApi(kubeconfig(config, server, **user)))
+    return str(error.value)
+
+
+def cluster(authority: Authority, **more: object) -> dict[str, object]:
+    """The cluster's part of a kubeconfig."""
+    return {"certificate-authority": authority.keys.certificate, **more}
+
+
+def test_a_token_and_the_path_of_a_proxy(server: Server, authority: Authority, config: Path) -> None:
+    """A token is sent to the server that the authority signed, below the path that the kubeconfig's URL has."""
+    assert get(KubeApi(kubeconfig(config, f"{server.url}/k8s/", **USER, cluster=cluster(authority)))) == 200
+
+    assert (server.requests[0].path, tokens(server)) == ("/k8s/healthz", ["Bearer t1"])
+
+
+def test_inline_certificates(authority: Authority, config: Path) -> None:
+    """Certificates in the kubeconfig itself are used like those in files."""
+
+    def inline(path: str) -> str:
+        return base64.b64encode(Path(path).read_bytes()).decode()
+
+    client = authority.issue("agent")
+    user = {"client-certificate-data": inline(client.certificate), "client-key-data": inline(client.key)}
+    ca = {"certificate-authority-data": inline(authority.keys.certificate)}
+    keys = authority.issue("apiserver", "IP:127.0.0.1")
+    picky = Server(lambda _, reply: reply.json({}), keys, authority.keys.certificate)
+    try:
+        assert get(KubeApi(kubeconfig(config, picky.url, cluster=ca, **user))) == 200
+        assert picky.requests[0].client == "agent"
+    finally:
+        picky.close()
+
+
+def test_another_server_name(authority: Authority, config: Path) -> None:
+    """`tls-server-name` is the name that the certificate must have, whatever the address is."""
+    named = Server(lambda _, reply: reply.json({}), authority.issue("named", "DNS:kubernetes.default"))
+    try:
+        good = cluster(authority, **{"tls-server-name": "kubernetes.default"})
+        assert get(KubeApi(kubeconfig(config, named.url, cluster=good, **USER))) == 200
+        assert "is not trusted" in refusal(config, named.url, cluster=cluster(authority), **USER)
+    finally:
+        named.close()
+
+
+def test_a_token_file_that_rotates(
+    server: Server, authority: Authority, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that was refused is read again at once; one that was not, after a minute."""
+    token = tmp_path / "token"
+    token.write_text("t1\n")
+    api = KubeApi(kubeconfig(config, server.url, tokenFile=str(token), cluster=cluster(authority)))
+    get(api)
+    token.write_text("t2\n")
+    get(api)
+    api.forget()
+    get(api)
+    token.write_text("t3\n")
+    monkeypatch.setattr(kube_api, "FRESH_SECONDS", -1.0)
+    get(api)
+
+    assert tokens(server) == ["Bearer t1", "Bearer t1", "Bearer t2", "Bearer t3"]
+
+
+def test_an_exec_plugin(server: Server, authority: Authority, config: Path, tmp_path: Path) -> None:
+    """A program that prints credentials is run, and not for each request."""
+    runs = tmp_path / "runs"
+    script = tmp_path / "plugin.py"
+    script.write_text(
+        f"open({str(runs)!r}, 'a').write('.')\n"
+        'print(\'{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",'
+        ' "status": {"token": "from-plugin"}}\')\n'
+    )
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": sys.executable,
+        "args": [str(script)],
+        "interactiveMode": "Never",
+    }
+    api = KubeApi(kubeconfig(config, server.url, exec=plugin, cluster=cluster(authority)))
+    get(api)
+    get(api)
+
+    assert tokens(server) == ["Bearer from-plugin"] * 2
+    assert runs.read_text() == "."
+
+
+def test_a_service_account(
+    server: Server, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` is the ServiceAccount of the pod: address by environment, token and authority by its files."""
+    from kubernetes.config import incluster_config  # noqa: PLC0415 -- slow to import, and only here
+
+    token = tmp_path / "token"
+    token.write_text("t1")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", authority.keys.certificate)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+    api = KubeApi()
+    get(api)
+    token.write_text("t2")
+    api.forget()
+    get(api)
+
+    assert [each.lower() for each in tokens(server)] == ["bearer t1", "bearer t2"]
+
+
+def test_outside_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` without a ServiceAccount says what is missing."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+    with pytest.raises(NetacctError, match=r"the ServiceAccount's files cannot be used .*Service host/port is not set"):
+        get(KubeApi())
+
+
+def test_what_is_refused(server: Server, authority: Authority, config: Path) -> None:
+    """Credentials go to nobody unverified, in the clear, or by way of a proxy; each refusal names the file."""
+    insecure = refusal(config, server.url, **USER, cluster={"insecure-skip-tls-verify": True})
+    clear = refusal(config, "http://127.0.0.1:1", **USER)
+    proxy = refusal(config, server.url, **USER, cluster=cluster(authority, **{"proxy-url": "http://127.0.0.1:1"}))
+
+    assert "turns off the check" in insecure
+    assert "credentials without TLS" in clear
+    assert "names a proxy" in proxy
+    assert all(str(config) in reason for reason in (insecure, clear, proxy))
+    assert server.requests == []
+
+
+def test_files_that_are_no_kubeconfig(config: Path) -> None:
+    """A file that is missing, or is none, is named."""
+    for text in (None, "", "a: [", "- 1\n"):
+        if text is not None:
+            config.write_text(text)
+        with pytest.raises(NetacctError, match=f"{config} cannot be used to reach the API server"):
+            get(KubeApi(str(config)))
+
+
+def test_a_proxy_of_the_environment_is_not_asked(
+    server: Server, authority: Authority, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTTPS_PROXY is for others: the API server of a node is asked directly."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+
+    assert get(KubeApi(kubeconfig(config, server.url, **USER, cluster=cluster(authority)))) == 200
+
+
+def test_nobody_loads_the_package_before_it_asks() -> None:
+    """All sources can be made without a single module of the kubernetes package."""
+    code = """
+import sys
+from netacct.identity.apiserver import ApiServerSource
+from netacct.identity.kubelet import Access, KubeletSource
+ApiServerSource("/none"), KubeletSource(Access())
+print([name for name in sys.modules if name.split(".")[0] in ("kubernetes", "pydantic", "urllib3")])
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
