@@ -96,6 +96,7 @@ class KubeletPodsApi:
     def start(self, emit: Callable[[SourceEvent], None]) -> None:
         """Begin to watch. `emit` is called from the thread, never from this call."""
         self._emit = emit
+        self._book = PodBook(SOURCE, self._labels)
         self._caller.begin()
         self._follower.start()
         self._sleeper.start(self._run)
@@ -151,8 +152,9 @@ class KubeletPodsApi:
         """Say why there is no watch; in the log only when it lasts longer than a restart of the kubelet."""
         known = isinstance(error, CallError)
         self._health = Health(up=False, reason=str(error) if known else f"{type(error).__name__}: {error}")
+        hangs = self._asked is not None and clock.now() - self._asked > PATIENCE
         ended = isinstance(error, CallError) and error.code == "CANCELLED"
-        if self._failures >= _RESTARTING and not ended and self._repeats.due(self._health.reason):
+        if (hangs or self._failures >= _RESTARTING) and not ended and self._repeats.due(self._health.reason):
             self._log.warning("cannot watch the kubelet's pods, trying again", error=self._health.reason)
 
     def _watch_any(self, paths: Sequence[str]) -> None:
@@ -210,10 +212,10 @@ class KubeletPodsApi:
                 break
             if pod is None:
                 complete = False
+            elif kind in {_ADDED, _MODIFIED}:
+                listed[pod.uid] = pod
             elif kind == _DELETED:
                 listed.pop(pod.uid, None)
-            else:
-                listed[pod.uid] = pod
         else:
             return False
         self._asked = None
