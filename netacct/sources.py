@@ -74,9 +74,13 @@ class Sources:
             source.hurry()
 
     def health(self) -> Mapping[str, Health]:
-        """The health of each source, by name; of those that nobody named, only what is on this node. Any thread."""
-        found = {name: source.healthy() for name, source in self._made.by_name.items()}
-        return {name: health for name, health in found.items() if health.present or not self._auto}
+        """The health of each source and of each provider of local ranges (`cni-ranges`), by name. Any thread.
+
+        Of sources that nobody named only those that are on this node.
+        """
+        sources = {name: source.healthy() for name, source in self._made.by_name.items()}
+        shown = {name: health for name, health in sources.items() if health.present or not self._auto}
+        return shown | {f"{name}-ranges": health for name, health in self._ranges.health().items()}
 
     def _found(self, found: FoundRanges) -> None:
         self._cluster.learn(providers.cluster_facts(found.facts))
