@@ -96,7 +96,7 @@ class StateFileSource:
         self._complete = False
         self._lock = threading.Lock()
         self._vouched: dict[tuple[str, Address, str, str], None] = {}
-        self._began = 0.0
+        self._began: float | None = None
         self._health = Health(up=False, reason="not started", present=False)
         self._emit: Callable[[SourceEvent], None] = lambda _: None
         self._log = log.get(source=name)
@@ -120,7 +120,7 @@ class StateFileSource:
 
     def start(self, emit: Callable[[SourceEvent], None]) -> None:
         """Read the files once, in this call, then follow them in a thread. Nothing is told before others had time."""
-        self._emit, self._began = emit, clock.now()
+        self._emit = emit
         self._follower.start()
 
     def stop(self) -> None:
@@ -174,6 +174,7 @@ class StateFileSource:
 
     def _tell(self, at: float) -> None:
         """Emit what is to be said now and was not said before, and see to it that what has to wait is said then."""
+        began = self._began = at if self._began is None else self._began
         there = {entry: created for read in self._read.values() for entry, created in read.seen.items()}
         with self._lock:
             vouched = {key[1] for key in self._vouched}
@@ -187,9 +188,12 @@ class StateFileSource:
         ripe = at - self._patience
         due = {entry: waiting.hint for entry, waiting in self._waiting.items() if waiting.since <= ripe}
         self._say(due, [waiting.hint for entry, waiting in before.items() if entry not in there], at)
+        if not self._complete and began <= ripe:
+            self._complete = True
+            self._emit(Replace(self.name, tuple(due.values()), at))
         times = [waiting.since for waiting in self._waiting.values() if waiting.since > ripe]
         if not self._complete:
-            times.append(self._began)
+            times.append(began)
         if times:
             self._follower.again(max(min(times) - ripe, 0.05))
 
@@ -202,9 +206,6 @@ class StateFileSource:
         last = [replace(hint, present=False, seen_at=at) for hint in (*gone, *brief)]
         if brief or (self._complete and (new or last)):
             self._emit(Update(self.name, (*brief, *new, *last)))
-        if not self._complete and at - self._began >= self._patience:
-            self._complete = True
-            self._emit(Replace(self.name, tuple(due.values()), at))
 
     def _observe(self, entry: Entry, created: float, at: float) -> Observation:
         return Observation(self.name, entry.ip, Pod(entry.namespace, entry.name, ""), entry.sandbox, created, at)
