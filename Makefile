@@ -37,7 +37,7 @@ test-cluster: setup-cluster ## agents on the nodes of a real Kubernetes cluster,
 	$(PYTEST) -q tests/cluster $(ARGS)
 
 demo-cluster: setup-cluster ## such a cluster, an experiment in it, sent beside counted (KEEP=1 leaves it running)
-	@PYTHONPATH=tests/cluster .venv/bin/python -m clusterlab demo $(if $(KEEP),--keep) $(ARGS)
+	@tools/cluster demo $(if $(KEEP),--keep) $(ARGS)
 
 lint: setup ## ruff, mypy strict, import contracts, and that every flag, metric and key is documented
 	.venv/bin/ruff check .

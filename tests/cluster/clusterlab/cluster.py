@@ -16,7 +16,7 @@ from clusterlab import cgroups, classes, image, leftovers, plan, prerequisites
 from clusterlab.agents import Agent
 from clusterlab.classes import Difference, Totals, Translations
 from clusterlab.control_plane import ControlPlane, manifest_text
-from clusterlab.hosts import Fabric, Host, HostError, until
+from clusterlab.hosts import Fabric, Host, HostError, Namespaces, until
 from clusterlab.node import RECEIVERS, Node
 from clusterlab.pki import Pki
 from clusterlab.truth import Flows, PodId
@@ -119,6 +119,11 @@ class Cluster:
         self.control_plane.serve_rest()
         for node in self.nodes:
             node.serve_kubelet()
+
+    @property
+    def hosts(self) -> tuple[Namespaces, ...]:
+        """All hosts, and what joins them."""
+        return (*self._hosts, *([self._fabric] if self._fabric else []))
 
     def down(self) -> None:
         """End every host, and remove what was made. May be called at any time, also twice."""

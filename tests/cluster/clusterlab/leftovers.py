@@ -1,4 +1,4 @@
-"""What a harness that was killed by SIGKILL leaves behind: empty cgroups and a folder. The next cluster removes them."""
+"""What a harness killed by SIGKILL leaves behind: empty cgroups and a folder. The next cluster removes them."""
 
 from __future__ import annotations
 
