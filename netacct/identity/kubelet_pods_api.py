@@ -26,8 +26,14 @@ from netacct.sleeper import Sleeper, Why
 
 SOURCE = "kubelet-pods-api"
 
-SOCKETS = ("/var/lib/kubelet/pods-api/pods-api.sock", "/var/lib/kubelet/pods/kubelet.sock")
-"""Where the kubelet of 1.37 has it (pkg/kubelet/kubelet_getters.go), and where KEP-4188 says that it is."""
+SOCKETS = (
+    "/var/lib/kubelet/pods-api/pods-api.sock",
+    "/var/lib/k0s/kubelet/pods-api/pods-api.sock",
+    "/var/lib/kubelet/pods/kubelet.sock",
+)
+"""Where the kubelet of 1.37 has it, in its root directory (pkg/kubelet/kubelet_getters.go), which k0s has elsewhere
+(docs.k0sproject.io, directories); and where KEP-4188 says that it is.
+"""
 
 SERVICES = ("v1alpha1.Pods", "v1beta1.Pods", "v1.Pods")
 """What the service may be called, the present name first."""
