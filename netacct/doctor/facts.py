@@ -121,7 +121,9 @@ class Fault(NamedTuple):
 class Settings:
     """What the files ask for. `configured`: a user has set anything at all.
 
-    unknown:   those of pod, node and service for which the policy has no CIDR.
+    unknown:   those of pod, node and service for which neither the policy has a CIDR nor one was found.
+    unused:    ranges of the cluster that were found and are not used, and why, in words.
+    pods:      the pods' ranges of the whole cluster, as far as they are known.
     host_pods: hostNetwork pods shall be told apart by their cgroups.
     """
 
@@ -130,6 +132,8 @@ class Settings:
     local: tuple[Network, ...] = ()
     policy: str = "default"
     unknown: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    pods: tuple[Network, ...] = ()
     tunnel: Tunnel = field(default_factory=Tunnel)
     marks: Literal["auto", "on", "off"] = "auto"
     mask: int = 0
@@ -138,6 +142,14 @@ class Settings:
 
 
 # --- the network -------------------------------------------------------------------------------------------------
+
+
+class Masquerade(NamedTuple):
+    """A CNI plugin that gives packets the node's address: of pods in `ranges`, to wherever is outside of these."""
+
+    file: str
+    plugin: str
+    ranges: tuple[Network, ...]
 
 
 class Link(NamedTuple):
@@ -232,6 +244,7 @@ class Facts:
     mark_users: tuple[MarkUser, ...] = ()
     links: tuple[Link, ...] = ()
     networks: tuple[InterfaceNetwork, ...] = ()
+    masquerades: tuple[Masquerade, ...] = ()
     xtables: tuple[XtTable, ...] = ()
     nft_chains: tuple[NftChain, ...] = ()
     nft_rules: tuple[NftRule, ...] = ()

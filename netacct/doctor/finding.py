@@ -212,7 +212,14 @@ CATALOGUE: dict[str, Advice] = {
     "cluster-ranges-unknown": Advice(
         "info",
         "Pods and services elsewhere in the cluster, and other nodes, show as `private` or by the CIDR they lie in.",
-        "Write the cluster's CIDRs into the classes of the policy.",
+        "Write the cluster's CIDRs into the classes of the policy. Where pods and nodes share a subnet, no CIDR tells "
+        "them apart: give the policy a class `cluster`.",
+    ),
+    "masquerade-between-nodes": Advice(
+        "warning",
+        "What a pod sends to a pod of another node arrives with this node's address: there it is received from `node`, "
+        "not from `pod`, and nothing there can know better.",
+        "Set ipMasq: false, and let an ip-masq-agent, or a rule of your own, masquerade only what leaves the cluster.",
     ),
     "state-directory-unusable": Advice(
         "error",

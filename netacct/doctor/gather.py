@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from netacct.config import Config
 from netacct.doctor.facts import Agent, Datapath, Directory, Facts, Fault, Process, Rules, Settings, XtablesLock
-from netacct.doctor.look import agent, kernel, links, nft, process, settings, xtables
+from netacct.doctor.look import agent, cni, kernel, links, nft, process, settings, xtables
 from netacct.errors import PermissionRefusedError
 from netacct.identity.host_pods import tree_root
 from netacct.kernel import marks, modules
@@ -65,6 +65,7 @@ def gather(config_file: str | None = None, flags: Mapping[str, str | list[str]] 
         mark_users=look.at("packet marks", lambda: _mark_users(wanted), ()),
         links=look.at("interfaces", links.links, ()),
         networks=look.at("addresses", links.networks, ()),
+        masquerades=look.at("CNI configuration", lambda: cni.masquerades(config.ranges.cni.directories), ()),
         xtables=tables,
         nft_chains=chains,
         nft_rules=rules,

@@ -568,7 +568,50 @@ def test_a_node_without_ranges_is_found(netns: support.Netns, settings: str) -> 
     Path(settings).write_text(Path(settings).read_text().replace("local_ranges: [10.244.1.0/28]\n", ""))
     found = examine(settings)
     assert [item.name for item in found] == ["no-local-range", "cluster-ranges-unknown"]
-    assert found[1].what == "policy policy has no CIDR for pod, service"
+    assert found[1].what == "policy policy has no CIDR for pod, service, and none was found"
+
+
+def test_a_subnet_that_pods_share_is_said(netns: support.Netns, settings: str) -> None:
+    """Where this node's pods have addresses of the nodes' subnet, that is why no range is known."""
+    folder = Path(settings).parent
+    (folder / "policy.yaml").write_text("classes: {service: {cidrs: [10.96.0.0/12]}, private: {builtin: private}}\n")
+    support.sh(
+        "ip link add eth0 type veth peer name router",
+        "ip link set eth0 up",
+        "ip link set router up",
+        "ip addr add 10.244.1.100/24 dev eth0",
+        "ip route add default via 10.244.1.99",
+    )
+    del netns
+    (found,) = (item for item in examine(settings) if item.name == "cluster-ranges-unknown")
+    assert found.what == (
+        "policy policy has no CIDR for pod, node, and none was found; not used: 10.244.1.0/24 cluster (connected "
+        "subnet of eth0, which has the default route; pods of this node are in 10.244.1.0/24, too): the policy has no "
+        "class cluster"
+    )
+    Path(folder / "policy.yaml").write_text("classes: {service: {cidrs: [10.96.0.0/12]}, cluster: {}}\n")
+    assert "cluster-ranges-unknown" not in names(settings)
+
+
+@pytest.mark.parametrize(("pods", "severity"), [("10.244.0.0/16", "warning"), ("10.244.1.0/24", "info")])
+def test_a_plugin_that_masquerades_between_nodes_is_found(
+    netns: support.Netns, settings: str, pods: str, severity: str
+) -> None:
+    """A plugin ptp with ipMasq is named with its file: a warning where the cluster has more pods than this node's."""
+    del netns
+    folder = Path(settings).parent
+    (folder / "policy.yaml").write_text(POLICY.replace("10.244.0.0/16", pods))
+    (folder / "net.d").mkdir()
+    Path(settings).write_text(Path(settings).read_text() + f"ranges: {{cni: {{directories: [{folder}/net.d]}}}}\n")
+    plugin = {"type": "ptp", "ipMasq": True, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}]]}}
+    (folder / "net.d/10-ptp.conflist").write_text(json.dumps({"name": "pods", "plugins": [plugin]}))
+    (found,) = examine(settings)
+    assert (found.name, found.severity) == ("masquerade-between-nodes", severity)
+    assert found.where == f"{folder}/net.d/10-ptp.conflist"
+    assert found.what.startswith("plugin ptp has ipMasq: true, and masquerades what leaves 10.244.1.0/24")
+    plugin["ipMasq"] = False
+    (folder / "net.d/10-ptp.conflist").write_text(json.dumps({"name": "pods", "plugins": [plugin]}))
+    assert examine(settings) == []
 
 
 @pytest.mark.skipif(not tree_root(), reason="needs a cgroup v2 tree")

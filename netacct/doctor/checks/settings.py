@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from netacct.doctor.facts import Facts
 from netacct.doctor.finding import Finding, finding
+from netacct.model import Network
 
 
 def faults(facts: Facts) -> Iterable[Finding]:
@@ -29,7 +30,9 @@ def cluster_ranges(facts: Facts) -> Iterable[Finding]:
     """Classes that only a CIDR can fill, without one."""
     unknown = facts.settings.unknown
     if in_use(facts) and unknown:
-        what = f"policy {facts.settings.policy} has no CIDR for {', '.join(unknown)}"
+        what = f"policy {facts.settings.policy} has no CIDR for {', '.join(unknown)}, and none was found"
+        if facts.settings.unused:
+            what += f"; not used: {', '.join(facts.settings.unused)}"
         yield finding("cluster-ranges-unknown", what, f"policy {facts.settings.policy}")
 
 
@@ -38,4 +41,19 @@ def in_use(facts: Facts) -> bool:
     return facts.settings.configured or facts.rules.installed or facts.agent.pid is not None
 
 
-CHECKS = (faults, no_local_range, cluster_ranges)
+def masquerades(facts: Facts) -> Iterable[Finding]:
+    """Plugins that masquerade also what goes to other nodes' pods, if any range of these is known."""
+    for file, plugin, ranges in facts.masquerades if in_use(facts) else ():
+        beyond = [pods for pods in facts.settings.pods if any(_is_beyond(pods, own) for own in ranges)]
+        own = ", ".join(map(str, ranges)) or "its own range"
+        what = f"plugin {plugin} has ipMasq: true, and masquerades what leaves {own}"
+        if beyond:
+            what += f", also to the pods of other nodes in {', '.join(map(str, beyond))}"
+        yield finding("masquerade-between-nodes", what, file, "warning" if beyond else "info")
+
+
+def _is_beyond(pods: Network, own: Network) -> bool:
+    return pods.version == own.version and pods.prefixlen < own.prefixlen and pods.overlaps(own)
+
+
+CHECKS = (faults, no_local_range, cluster_ranges, masquerades)

@@ -11,41 +11,46 @@ from netacct import desired, policy_file
 from netacct.config import Config
 from netacct.doctor.facts import Fault, Settings
 from netacct.errors import ConfigError
+from netacct.identity.ranges_providers import FoundRanges
 from netacct.kernel import marks
-from netacct.policy import MAY_BE_EMPTY, Policy
+from netacct.policy import CLUSTER, MAY_BE_EMPTY, NODE, POD
+from netacct.policy_found import Merged
 
 
 def settings(path: str | None, flags: Mapping[str, str | list[str]]) -> tuple[Config, Settings]:
     """The configuration (with defaults where it has errors), and what it comes to."""
     config, errors = configuration.examine(path, flags)
-    policy, local = None, config.local_ranges
+    policy, local = None, FoundRanges(config.local_ranges)
     try:
         policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
     except ConfigError as error:
         errors.append(error)
     try:
-        local = desired.local_ranges(config).networks
+        local = desired.local_ranges(config)
     except ConfigError as error:
         errors.append(error)
     found = Settings(
         configured=any(origin != "default" for origin in config.origins.values()),
         enabled=config.enabled,
-        local=local,
+        local=local.networks,
         marks=cast("marks.Mode", config.marks.mode),  # the configuration accepts nothing else
         host_pods=config.host_pods == "cgroup",
         faults=tuple(Fault(_where(error), str(error)) for error in errors),
     )
-    return config, _with_policy(found, policy)
+    return config, found if policy is None else _with_policy(found, desired.merged(config, policy, local))
 
 
-def _with_policy(found: Settings, policy: Policy | None) -> Settings:
-    if policy is None:
-        return found
+def _with_policy(found: Settings, merged: Merged) -> Settings:
+    policy, unused = merged
     known = {prefix.traffic for prefix in policy.prefixes}
+    if CLUSTER in known:  # pods and nodes that no CIDR tells apart
+        known |= {POD, NODE}
     return replace(
         found,
         policy=policy.name,
         unknown=tuple(name for name in MAY_BE_EMPTY if name not in known),
+        unused=tuple(f"{fact.network} {fact.traffic} ({fact.origin}): {why}" for fact, why in unused),
+        pods=tuple(prefix.network for prefix in policy.prefixes if prefix.traffic == POD),
         tunnel=policy.tunnel,
         mask=policy.marks.mask if policy.marks else 0,
     )
