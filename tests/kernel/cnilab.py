@@ -7,6 +7,7 @@ test lies there: what it and the plugins write is seen by the test, and the mach
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import shutil
@@ -55,9 +56,10 @@ class CniNode:
         netns: the node.
         folder: an empty folder for configuration and state.
         plugin: ptp or bridge.
+        room: how many addresses of each family there are for pods; 0 for all of the range.
     """
 
-    def __init__(self, netns: Netns, folder: Path, plugin: str = "ptp") -> None:
+    def __init__(self, netns: Netns, folder: Path, plugin: str = "ptp", room: int = 0) -> None:
         require_tools()
         self.netns = netns
         self.configuration, self.state = folder / "net.d", folder / "state"
@@ -66,7 +68,7 @@ class CniNode:
         self.pods: list[CniPod] = []
         ipam = {
             "type": "host-local",
-            "ranges": [[{"subnet": RANGES[4]}], [{"subnet": RANGES[6]}]],
+            "ranges": [[_range(RANGES[family], room)] for family in (4, 6)],
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
         }
         first: dict[str, object] = {"type": plugin, "ipam": ipam, "capabilities": {"ips": True}}
@@ -131,6 +133,13 @@ class CniNode:
         return done.stdout
 
 
+def _range(subnet: str, room: int) -> dict[str, str]:
+    """A range of host-local; the first address is the gateway's."""
+    network = ipaddress.ip_network(subnet)
+    ends = {"rangeStart": str(network[2]), "rangeEnd": str(network[1 + room])} if room else {}
+    return {"subnet": subnet, **ends}
+
+
 def addresses(pod: CniPod) -> dict[Family, list[str]]:
     """The addresses that a pod's interface really has, by family."""
     (link,) = json.loads(pod.netns.sh("ip -j addr show dev eth0"))
@@ -142,10 +151,10 @@ def addresses(pod: CniPod) -> dict[Family, list[str]]:
 
 
 @contextlib.contextmanager
-def cni_node(netns: Netns, folder: Path, plugin: str = "ptp") -> Iterator[CniNode]:
+def cni_node(netns: Netns, folder: Path, plugin: str = "ptp", room: int = 0) -> Iterator[CniNode]:
     """A node for the length of a `with` block."""
     folder.mkdir()
-    made = CniNode(netns, folder, plugin)
+    made = CniNode(netns, folder, plugin, room)
     try:
         yield made
     finally:
