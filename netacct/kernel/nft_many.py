@@ -81,18 +81,18 @@ def width_in_set(length: int, bits: int) -> int:
 
 def addresses(name: str, ips: Sequence[Address]) -> Content:
     """A set of whole addresses."""
-    return _content(name, len(ips[0]), [(ip, "") for ip in ips])
+    return _members(name, len(ips[0]), ips)
 
 
 def by_length(name: str, networks: Iterable[Network]) -> dict[int, Content]:
     """A set for each prefix length, longest first."""
-    grouped: dict[tuple[int, int], list[tuple[bytes, str]]] = {}
+    grouped: dict[tuple[int, int], list[bytes]] = {}
     for network in networks:
         width = width_in_set(network.prefixlen, network.max_prefixlen)
         cut = network.network_address.packed[:width]
-        grouped.setdefault((network.prefixlen, width), []).append((cut, ""))
+        grouped.setdefault((network.prefixlen, width), []).append(cut)
     return {
-        length: _content(f"{name}.{length}", width, grouped[length, width])
+        length: _members(f"{name}.{length}", width, grouped[length, width])
         for length, width in sorted(grouped, reverse=True)
     }
 
@@ -172,24 +172,18 @@ def lay_out(decision: Decision, leg: str) -> Maps:
         return Maps([], [], {})
     bits = decision.bits
     maps = {
-        length: _content(
-            f"{leg}.m{length}",
-            width_of(length, bits),
-            [(_key(number, length, bits), f"{leg}-{traffic}") for number, traffic in entries.items()],
-        )
-        for length, entries in decision.entries.items()
+        length: _leading(f"{leg}.m{length}", length, bits, {at: f"{leg}-{traffic}" for at, traffic in some.items()})
+        for length, some in decision.entries.items()
     }
     kinds = sorted(set(decision.around.values()))
     names = {kind: f"{leg}.b{index}" for index, kind in enumerate(kinds)}
     chains = [(names[kind], [(maps[length].name, length) for length in kind[0]], kind[1]) for kind in kinds]
-    leads = [(at, names[kind]) for at, kind in decision.around.items()]
-    leads += [(at, f"{leg}-{traffic}") for at, traffic in decision.ends.items()]
+    leads = {at: names[kind] for at, kind in decision.around.items()}
+    leads |= {at: f"{leg}-{traffic}" for at, traffic in decision.ends.items()}
     by_members = {f"m{length}": (content.name, length) for length, content in maps.items()}
     if not leads:
         return Maps([*maps.values()], chains, by_members)
-    width = width_of(decision.block, bits)
-    keys = [(_key(at, decision.block, bits), chain) for at, chain in leads]
-    blocks = _content(f"{leg}.{BLOCKS}", width, keys)
+    blocks = _leading(f"{leg}.{BLOCKS}", decision.block, bits, leads)
     return Maps([blocks, *maps.values()], chains, by_members | {BLOCKS: (blocks.name, decision.block)})
 
 
@@ -199,7 +193,7 @@ def asked_first(decision: Decision) -> Content | None:
     width = width_in_set(decision.block, decision.bits)
     if width != 2 or len(blocks) not in _ASKED_FIRST:
         return None
-    return _content(BLOCKS, width, [(block.to_bytes(width, "big"), "") for block in blocks])
+    return _members(BLOCKS, width, (block.to_bytes(width, "big") for block in blocks))
 
 
 class _Fallback:
@@ -253,13 +247,18 @@ def _rounded(length: int, block: int) -> int:
     return length if length > _FINEST_STEP else -(-length // _STEP) * _STEP
 
 
-def _key(number: int, length: int, bits: int) -> bytes:
+def _leading(name: str, length: int, bits: int, chains: dict[int, str]) -> Content:
+    """A map from prefixes of this length, as numbers, to chains."""
     width = width_of(length, bits)
-    return (number << 8 * width - length).to_bytes(width, "big")
+    ordered = sorted(chains)
+    keys = tuple((number << 8 * width - length).to_bytes(width, "big") for number in ordered)
+    return _named(name, width, keys, tuple(map(chains.__getitem__, ordered)))
 
 
-def _content(name: str, width: int, elements: list[tuple[bytes, str]]) -> Content:
-    ordered = sorted(elements)
-    keys, chains = tuple(key for key, _ in ordered), tuple(chain for _, chain in ordered)
+def _members(name: str, width: int, keys: Iterable[bytes]) -> Content:
+    return _named(name, width, tuple(sorted(keys)), ())
+
+
+def _named(name: str, width: int, keys: tuple[bytes, ...], chains: tuple[str, ...]) -> Content:
     digest = hashlib.blake2b(b"".join(keys) + "\0".join(chains).encode(), digest_size=4).hexdigest()
-    return Content(f"{name}.{digest}", width, keys, chains if any(chains) else ())
+    return Content(f"{name}.{digest}", width, keys, chains)

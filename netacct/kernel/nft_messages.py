@@ -6,6 +6,7 @@ which are as the packet or the kernel has them.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -57,6 +58,8 @@ _DEFAULT_VERDICT_LENGTH = 16  # sizeof(struct nft_verdict): what nft(8) sends
 _ELEMENTS_IN_A_MESSAGE = 500  # an attribute ends at 64 KiB
 _KEY_TYPES = {4: 7, 16: 8}  # nft(8)'s own numbers for ipv4_addr and ipv6_addr, for its listings only
 _INTEGER = 4
+
+_KEY_AT = 12  # behind three headers of attributes
 
 _U32 = struct.Struct(">I")
 
@@ -175,7 +178,15 @@ def delete_set(family: Family, name: str) -> Message:
 
 def element(key: bytes, *more: bytes) -> bytes:
     """One element: its key, then its data or expression."""
-    return nested(LIST_ELEMENT, nested(ELEMENT_KEY, attribute(DATA_VALUE, key)), *more)
+    before, after = _around_key(len(key), more)
+    return before + key + after
+
+
+@functools.lru_cache(maxsize=1024)
+def _around_key(width: int, more: tuple[bytes, ...]) -> tuple[bytes, bytes]:
+    """An element without its key, which is so wide: a large policy has a hundred thousand elements of a few kinds."""
+    whole = nested(LIST_ELEMENT, nested(ELEMENT_KEY, attribute(DATA_VALUE, bytes(width))), *more)
+    return whole[:_KEY_AT], whole[_KEY_AT + width :]
 
 
 def leads_to(chain: str) -> bytes:
