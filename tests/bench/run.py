@@ -21,13 +21,15 @@ from types import FrameType
 from typing import Any
 
 import bench_identity
+import bench_lists
 import bench_packet
 import bench_read
 import bench_report
 import bench_running
+import bench_write
 from bench_stats import Figure
 
-PARTS = ("packet", "read", "scrape", "memory", "start", "identity")
+PARTS = ("packet", "read", "write", "lists", "scrape", "memory", "start", "identity")
 RESULTS = Path(__file__).parent / "results"
 CHECK_ROUNDS = 9
 EX_NOPERM = 77
@@ -56,6 +58,8 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[list[Figure], di
     runs: dict[str, tuple[Callable[[], Any], Callable[[Any], list[Figure]]]] = {
         "packet": (lambda: bench_packet.measure(options.rounds, folder, random.Random()), bench_packet.figures),
         "read": (lambda: bench_read.measure(folder), bench_read.figures),
+        "write": (lambda: bench_write.measure(folder), bench_write.figures),
+        "lists": (lambda: bench_lists.measure(folder), bench_lists.figures),
         "scrape": (lambda: bench_running.scrape(folder / "scrape"), bench_running.scrape_figures),
         "memory": (lambda: bench_running.memory(folder / "memory", options.scrapes), bench_running.memory_figures),
         "start": (lambda: bench_running.start(folder / "start"), bench_running.start_figures),
