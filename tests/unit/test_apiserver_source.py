@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import time
 from collections.abc import Iterator
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_reflector import QUICK, kubeconfig, line
-from tlslab import Answering, Reply, Request, Server
+from tlslab import Answering, Reply, Request, Server, kubeconfig
 
 from netacct.identity.apiserver import ApiServerSource
 from netacct.identity.node import node_name
+from netacct.identity.reflector import Backoff, Pace
 from netacct.identity.source import Replace, SourceEvent, Update
 from netacct.model import Observation, unpack
+
+QUICK = Pace(backoff=lambda: Backoff(first=0.01, limit=0.05))
 
 LATENCY = 10.0
 """Seconds that a test waits for what should come at once."""
@@ -47,7 +50,7 @@ class Lab:
 
     def __init__(self, directory: Path, first: Answering) -> None:
         self.first = first
-        self.lines: queue.Queue[bytes] = queue.Queue()
+        self.lines: queue.Queue[tuple[str, object]] = queue.Queue()
         self.events: queue.Queue[SourceEvent] = queue.Queue()
         self.server = Server(self._answer)
         config = kubeconfig(directory / "kubeconfig", self.server.url)
@@ -56,7 +59,7 @@ class Lab:
 
     def tell(self, kind: str, changed: object) -> SourceEvent:
         """Let the API server say this, and return what comes of it."""
-        self.lines.put(line(kind, changed))
+        self.lines.put((kind, changed))
         return self.events.get(timeout=LATENCY)
 
     def close(self) -> None:
@@ -71,7 +74,8 @@ class Lab:
         reply.begin()
         while not reply.gone():
             with contextlib.suppress(queue.Empty):
-                reply.chunk(self.lines.get_nowait())
+                kind, changed = self.lines.get_nowait()
+                reply.chunk(json.dumps({"type": kind, "object": changed}).encode() + b"\n")
 
 
 @pytest.fixture
@@ -129,10 +133,10 @@ def test_what_changes_nothing_is_not_told(lab: Lab) -> None:
     lab.events.get(timeout=LATENCY)
 
     for said in (
-        line("ADDED", pod("p3", 6)),
-        line("MODIFIED", pod("p0", 7, "10.0.0.1", conditions=[{"type": "Ready"}])),
-        line("DELETED", pod("over", 8, "10.0.0.3", phase="Succeeded")),
-        line("BOOKMARK", {"metadata": {"resourceVersion": "9"}}),
+        ("ADDED", pod("p3", 6)),
+        ("MODIFIED", pod("p0", 7, "10.0.0.1", conditions=[{"type": "Ready"}])),
+        ("DELETED", pod("over", 8, "10.0.0.3", phase="Succeeded")),
+        ("BOOKMARK", {"metadata": {"resourceVersion": "9"}}),
     ):
         lab.lines.put(said)
     event = lab.tell("ADDED", pod("p4", 10, "10.0.0.9"))

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_reflector import kubeconfig
-from tlslab import OPENSSL, Authority, Server
+from tlslab import OPENSSL, Authority, Server, kubeconfig
 
 from netacct.errors import NetacctError
 from netacct.identity import kube_api

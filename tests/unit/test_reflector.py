@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tlslab import Answering, Reply, Request, Server
+from tlslab import Answering, Reply, Request, Server, kubeconfig
 
 from netacct.identity import reflector
 from netacct.identity.kube_api import KubeApi
@@ -23,20 +23,6 @@ LATENCY = 10.0
 QUICK = Pace(backoff=lambda: Backoff(first=0.01, limit=0.05))
 
 GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version: 5 (9)"}
-
-
-def kubeconfig(path: Path, server: str, **user: Any) -> str:
-    """Writes a kubeconfig; returns its path."""
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": server, **user.pop("cluster", {})}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path.write_text(json.dumps(document))
-    return str(path)
 
 
 def thing(name: str, version: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 OPENSSL = shutil.which("openssl")
@@ -175,6 +175,20 @@ class Server:
             context.load_verify_locations(self._clients)
             context.verify_mode = ssl.CERT_REQUIRED
         return context.wrap_socket(plain, server_side=True)
+
+
+def kubeconfig(path: Path, server: str, **user: Any) -> str:
+    """Writes a kubeconfig; returns its path."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": server, **user.pop("cluster", {})}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    path.write_text(json.dumps(document))
+    return str(path)
 
 
 def _name(connection: socket.socket) -> str:

@@ -43,7 +43,8 @@ class Cluster:
         work_dir: where its files go; must not exist. A folder of the temporary directory by default.
         keep: outlive this process; else the kernel ends it all with the process, however that ends.
 
-    `internet`, `control_plane` and `nodes` are hosts; `agents` has the agent of each node (not started).
+    `internet`, `control_plane` and `nodes` are hosts; `agents` has the agent of each node (not started);
+    `pki` signs certificates.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Cluster:
         self.traffic = image.build_traffic(self.work)
         archive = self.work / "box.tar"
         image.box(archive, self.traffic)
-        pki = Pki(self.work / "pki")
+        self.pki = pki = Pki(self.work / "pki")
         self._fabric = fabric = Fabric(self.work, keep=self._keep)
         numbers = range(1, self._number + 1)
         to_pods = {number: _routes(number) for number in numbers}
