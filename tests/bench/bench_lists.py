@@ -66,7 +66,7 @@ def _installs(name: str, setup: Setup) -> list[float]:
     """In a child inside the namespace: over nothing each time."""
     plan, datapath = setup.plan(), DATAPATHS[name]()
     with closing(datapath):
-        return _seconds(lambda: datapath.install(plan), lambda: datapath.remove())
+        return _seconds(lambda: datapath.install(plan), datapath.remove)
 
 
 def _seconds(act: Callable[[], object], undo: Callable[[], object] = lambda: None) -> list[float]:
