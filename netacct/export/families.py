@@ -127,7 +127,7 @@ COUNTER_RESETS = Family(
 AMBIGUOUS_BYTES = Family(
     "netacct_ambiguous_bytes_total",
     "counter",
-    "Layer 3 bytes booked to the newer of two pods that held an address between two readings.",
+    "Layer 3 bytes booked to the longer tenure where several pods held an address between two readings.",
     unit="bytes",
 )
 MARKS_ENABLED = Family(
