@@ -181,9 +181,8 @@ def _sets(pyroute2: Any, plan: Plan) -> None:
     for layout, family in zip(nft_layout.build(plan), plan.families, strict=True):
         for spec in layout.sets:
             described = NFTSet(TABLE, spec.name, key_type="ipv4_addr", counter=True).as_netlink()
-            pyroute2._command(
-                nft_set_msg, {"add": NFT_MSG_NEWSET}, "add", described
-            )  # sets() of 0.9.7 raises TypeError
+            # what sets() does before it raises TypeError, in 0.9.7
+            pyroute2._command(nft_set_msg, {"add": NFT_MSG_NEWSET}, "add", described)
             _add_elements(pyroute2, [spec.name], [_unpacked(ip) for ip in family.prefilled])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from agentlab import AgentLab, agent_lab, datagrams
+from conformance import BACKENDS, DATAPATHS
 from support import OTHER_POD, POD, Node, eventually, sh
 
 from netacct import clock, config, desired, policy_file
@@ -24,6 +25,7 @@ from netacct.export.native import View
 from netacct.identity.source import Replace
 from netacct.kernel.interfaces import Interfaces
 from netacct.kernel.iptables import IptablesDatapath
+from netacct.kernel.nftables import NftablesDatapath
 from netacct.model import UNCLASSIFIED, Direction, Level
 
 pytestmark = pytest.mark.kernel
@@ -40,15 +42,15 @@ Totals = dict[tuple[str, str, str], int]
 class Life:
     """An agent in this process, which looks when the test says so."""
 
-    def __init__(self, lab: AgentLab) -> None:
-        self.lab = lab
-        self._datapath: IptablesDatapath | None = None
+    def __init__(self, lab: AgentLab, name: str) -> None:
+        self.lab, self.name = lab, name
+        self._datapath: IptablesDatapath | NftablesDatapath | None = None
         self.begin()
 
     def begin(self) -> None:
         """A new agent, from the files and the store; an earlier one ends where it stands, as by SIGKILL."""
         self.end()
-        self._datapath, self._links = IptablesDatapath(patience=0.1), Interfaces()
+        self._datapath, self._links = DATAPATHS[self.name](), Interfaces()
         settings = config.load(str(self.lab.folder / "netacct.yaml"))
         self.books = Books(Store(Path(settings.state_dir)), settings, settings.identity.sources)
         policy = policy_file.load(settings.policy)
@@ -90,12 +92,13 @@ class Life:
         return Replace("file", seen, clock.now())
 
 
-@pytest.fixture
-def life(node: Node, tmp_path: Path) -> Iterator[Life]:
-    """An agent on the node, which has seen the interfaces of both pods."""
+@pytest.fixture(params=DATAPATHS)
+def life(request: pytest.FixtureRequest, node: Node, tmp_path: Path) -> Iterator[Life]:
+    """An agent with each datapath on the node, which has seen the interfaces of both pods."""
     with agent_lab(node, tmp_path) as lab:
         made: list[Life] = []
-        node.netns.run(lambda: made.append(Life(lab)))
+        lab.configure(datapath=request.param)
+        node.netns.run(lambda: made.append(Life(lab, request.param)))
         for space in (node.netns, node.pod, node.other_pod):
             space.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1")  # the kernels' reports of groups would count
         node.netns.run(made[0].look)
@@ -265,7 +268,11 @@ def test_what_passes_while_rules_are_removed_is_nobodys(life: Life) -> None:
 
 def test_what_passes_while_somebody_broke_the_rules_is_unclassified(life: Life) -> None:
     """Bytes that crossed while the rules were flushed are missing in the counters, not in the totals."""
-    sh("iptables-legacy -t mangle -F FORWARD", "iptables-legacy -t mangle -F POSTROUTING")
+    if isinstance(life._datapath, NftablesDatapath):
+        life._datapath.release()  # what an owner has nobody else can flush
+        sh("nft flush chain ip netacct forward", "nft flush chain ip netacct postrouting")
+    else:
+        sh("iptables-legacy -t mangle -F FORWARD", "iptables-legacy -t mangle -F POSTROUTING")
     sent = bulk(life.lab.node)
     life.agent._check()
     life.look(3)
@@ -309,7 +316,7 @@ def test_segments_are_within_the_bound(life: Life, *, like: bool) -> None:
 
 def test_fragments_are_within_the_bound(life: Life) -> None:
     """Fragments that connection tracking puts together are covered but for their headers, and nothing is booked."""
-    sh("iptables-legacy -A FORWARD -m conntrack --ctstate INVALID")
+    sh(f"iptables-{BACKENDS[life.name]} -A FORWARD -m conntrack --ctstate INVALID")
     datagrams(life.lab.node, "pod", "other", packets=300, size=8000)
     life.look(3)
     coverage = life.view().coverage_ratio
@@ -375,7 +382,7 @@ def missing(totals: dict[tuple[str, str], int], pod: str, sent: int) -> bool:
     return totals.keys() == {(pod, UNCLASSIFIED)} and sent <= totals[pod, UNCLASSIFIED] <= sent + 1000
 
 
-@pytest.mark.parametrize("datapath", ["iptables", "nftables"])
+@pytest.mark.parametrize("datapath", DATAPATHS)
 def test_a_running_agent_finds_a_bypass_by_itself(node: Node, tmp_path: Path, datapath: str) -> None:
     """`netacct run` shows blind spot, coverage and missing bytes of its own accord, and once, however often killed."""
     with agent_lab(node, tmp_path) as lab:
