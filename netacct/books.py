@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from netacct import clock
@@ -23,6 +23,7 @@ from netacct.accounting.exposure import Exposure
 from netacct.accounting.ledger import Ledger
 from netacct.accounting.series import Limits
 from netacct.accounting.store import Store
+from netacct.accounting.tallies import key_of
 from netacct.audit import Audit
 from netacct.config import Config
 from netacct.errors import StoreError
@@ -131,12 +132,14 @@ class Books:
         changes = self.leases.commit(at)
         self._made += changes
         closed = [change.lease for change in changes if isinstance(change, Close)]
+        leases = [lease for lease in self.leases.leases_since(since) if lease not in closed] + closed
         # What was counted until now goes to the names of until now.
-        before = {id(change.lease): change.old for change in changes if isinstance(change, Update)}
-        leases = [before.get(id(lease), lease) for lease in self.leases.leases_since(since) if lease not in closed]
-        leases += closed
+        before = {key_of(change.lease): change.old for change in changes if isinstance(change, Update)}
+        if before:
+            leases = [replace(before.get(key_of(lease), lease), closed=lease.closed) for lease in leases]
         self.ledger.settle(snapshot, leases, at)
         self._closing.finish(self.ledger, leases)
+        self._enter(changes, at)
 
     def settle(self, snapshot: Snapshot, at: float, *, final: bool = False) -> None:
         """Book a part of the counters, with the leases as they are."""
@@ -146,14 +149,10 @@ class Books:
 
     def commit(self, at: float) -> tuple[Change, ...]:
         """Make the noted lease changes, as of the reading that was taken at `at`, and tell them; the caller saves."""
-        changes = (*self._made, *self.leases.commit(at))
+        new = self.leases.commit(at)
+        self._enter(new, at)
+        changes = (*self._made, *new)
         self._made.clear()
-        for change in changes:
-            if isinstance(change, Close):
-                self._closing.close(change.lease)
-            elif isinstance(change, Update):
-                self.ledger.name(change.old, change.lease, at)
-                self._closing.rename(change.old, change.lease, at, self.ledger.tallies)
         if needs_reading(changes):
             # Gives new pods their series at once, and binds what waited for their names.
             self.settle(Snapshot(at, ()), at)
@@ -222,6 +221,15 @@ class Books:
         self._open(state)
         self.leases, self.audit = claims, audit  # who vouched for what, and what is shown, is not part of the state
         self.ledger.must_save = True
+
+    def _enter(self, changes: Iterable[Change], at: float) -> None:
+        """Take lease changes into the books, at once: a checkpoint may be next."""
+        for change in changes:
+            if isinstance(change, Close):
+                self._closing.close(change.lease)
+            elif isinstance(change, Update):
+                self.ledger.name(change.old, change.lease, at)
+                self._closing.rename(change.old, change.lease, at, self.ledger.tallies)
 
     def _checkpoint(self) -> Checkpoint:
         state = self.ledger.state()

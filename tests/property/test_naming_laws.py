@@ -138,8 +138,22 @@ class Agent:
         self.hear(self.kernel.everything())
 
     def settle(self) -> None:
-        """Read and settle."""
-        self.books.settle(self.kernel.read(), self.kernel.now)
+        """Read and book, and make the lease changes that sources have told until now."""
+        self.books.take(self.kernel.read())
+        self.commit()
+
+    def die_early(self, events: list[SourceEvent]) -> None:
+        """Hear something, read and store, and die before anybody was told what changed."""
+        for event in events:
+            self.books.note(event)
+        self.books.take(self.kernel.read())
+        self.books.save(self.kernel.now)
+        self.start()
+
+    def commit(self) -> None:
+        """Make the lease changes, and store."""
+        if self.books.commit(self.kernel.now):
+            self.books.save(self.kernel.now)
 
     def hear(self, events: list[SourceEvent]) -> None:
         """What an agent does when sources have spoken."""
@@ -149,8 +163,7 @@ class Agent:
         if changes:
             if needs_reading(changes):
                 self.settle()
-            self.books.commit(self.kernel.now)
-            self.books.save(self.kernel.now)
+            self.commit()
 
     def accounts(self) -> list[Account]:
         """All records, written or not."""
@@ -210,6 +223,7 @@ others = st.one_of(
     st.tuples(st.just("settle")),
     st.tuples(st.just("settle")),
     st.tuples(st.just("restart")),
+    st.tuples(st.just("cut"), st.integers(0, 1), values, st.booleans()),
 )
 histories = st.lists(
     st.one_of(sends, sends, sends, comings, comings, goings, tellings, tellings, others), min_size=10, max_size=45
@@ -225,6 +239,11 @@ def step(kernel: Kernel, agents: list[Agent], move: tuple) -> None:  # type: ign
     elif kind == "settle":
         for agent in agents:
             agent.settle()
+    elif kind == "cut":
+        events = [*kernel.tell(*args), *kernel.go(0)]
+        agents[0].die_early(events)
+        for agent in agents:
+            agent.hear([*events, *kernel.everything()])
     elif kind == "restart":
         agents[0].restart()
         agents[-1].hear(kernel.everything())

