@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from netacct import service
+from netacct.kernel import modules
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNIT = SYSTEMD / "netacct.service"
@@ -58,7 +59,8 @@ def test_firewalls_come_first() -> None:
         "firewalld.service",
         "ufw.service",
     }
-    assert not unit.keys() & {"Requires", "Requisite", "BindsTo", "PartOf", "Before", "Wants"}
+    assert not unit.keys() & {"Requires", "Requisite", "BindsTo", "PartOf", "Before"}
+    assert all(name.startswith("modprobe@") for line in unit["Wants"] for name in line.split())
 
 
 def test_the_watchdog_watches_the_worker() -> None:
@@ -76,11 +78,13 @@ def test_the_lock_is_writable_and_exists() -> None:
     assert lines == ["f /run/xtables.lock 0600 root root -"]
 
 
-def test_modules_are_names() -> None:
-    """modules-load.d has one module name in each line, and each of them once."""
-    lines = [x for x in (SYSTEMD / "modules-load.d/netacct.conf").read_text().splitlines() if not x.startswith("#")]
-    assert all(re.fullmatch(r"[a-z0-9_]+", line) for line in lines)
-    assert len(set(lines)) == len(lines) > 0
+def test_all_modules_are_loaded_and_none_must_be_there() -> None:
+    """Each module that some rule needs is wanted of the service that tolerates its absence, and waited for."""
+    needed = {module for some in (*modules.NEEDED.values(), modules.HOST_PODS) for module in some}
+    unit = settings()
+    for setting in ("Wants", "After"):
+        names = [name for line in unit[setting] for name in line.split() if name.startswith("modprobe@")]
+        assert sorted(names) == sorted(f"modprobe@{module}.service" for module in needed)
 
 
 @pytest.fixture
