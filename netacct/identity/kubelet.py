@@ -26,7 +26,14 @@ SOURCE = "kubelet"
 
 PORT = 10250
 
-OWN_CERTIFICATES = ("/var/lib/kubelet/pki/kubelet-server-current.pem", "/var/lib/kubelet/pki/kubelet.crt")
+OWN_CERTIFICATES = (
+    "/var/lib/kubelet/pki/kubelet-server-current.pem",
+    "/var/lib/kubelet/pki/kubelet.crt",
+    "/var/lib/k0s/kubelet/pki/kubelet-server-current.pem",
+    "/var/lib/k0s/kubelet/pki/kubelet.crt",
+    "/var/lib/rancher/k3s/agent/serving-kubelet.crt",
+    "/var/lib/rancher/rke2/agent/serving-kubelet.crt",
+)
 """Where a kubelet keeps what it serves: signed by the cluster (serverTLSBootstrap), else made by itself."""
 
 SECONDS = 20.0
@@ -68,7 +75,7 @@ class Access:
         address, port = parts.hostname or "127.0.0.1", parts.port or PORT
         own = next(iter(filter(_exists, OWN_CERTIFICATES)), "") if self.ca_file == AUTO else ""
         if self.ca_file == AUTO and not own:
-            raise NetacctError(f"neither {' nor '.join(OWN_CERTIFICATES)} is there: set identity.kubelet.ca_file")
+            raise NetacctError(f"{OWN_CERTIFICATES[0]} and the like are not there: set identity.kubelet.ca_file")
         context = https.trust(own or self.ca_file, self.certificate_file, self.key_file)
         if own:
             return https.pinned(Server(address, port, "", context), https.first_certificate(own))
