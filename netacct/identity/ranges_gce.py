@@ -10,6 +10,8 @@ With `wait_for_change` and the ETag of the last answer the server answers when s
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from netacct import clock
 from netacct.identity.metadata_http import MetadataClient
 from netacct.identity.ranges_metadata import (
@@ -43,7 +45,8 @@ class Gce:
 
     Args:
         hold: seconds for which the server holds a question.
-        pause: seconds between its answer and the next question.
+        pause: seconds between its answer and the next question; twice as long after each answer that came early and
+            without news.
     """
 
     name = PROVIDER
@@ -51,23 +54,28 @@ class Gce:
     def __init__(self, hold: int = HOLD_SECONDS, pause: float = 1.0) -> None:
         self._hold, self._pause = hold, pause
         self._etag = ""
+        self._early = 0
+        self._last: tuple[tuple[Network, ...], tuple[Fact, ...]] | None = None
 
     def ask(self, client: MetadataClient) -> Known:
         """All interfaces. Raises UnansweredError."""
         begun, etag = clock.now(), self._etag
         if etag:
-            path = f"{_PATH}&wait_for_change=true&last_etag={etag}&timeout_sec={self._hold}"
+            path = f"{_PATH}&wait_for_change=true&last_etag={quote(etag, safe='')}&timeout_sec={self._hold}"
             answer = client.request(path, _HEADERS, timeout=self._hold + _MORE_SECONDS)
         else:
             answer = client.request(_PATH, _HEADERS)
         if answer.status == 200 and answer.headers.get("metadata-flavor") != "Google":
             raise UnansweredError("the answer is not from Google's metadata server: it lacks Metadata-Flavor")
         ranges, facts = _read(document(answer))
-        found = answer.headers.get("etag", "")
-        self._etag = found if found.isalnum() else ""
-        held = self._etag and (self._etag != etag or clock.now() - begun > self._hold / 2)
-        # A server that answers at once without news, or without an ETag, knows no waiting: it is polled.
-        return Known(ranges, facts, self._pause if held else poll_pause())
+        self._etag = answer.headers.get("etag", "")
+        news = (ranges, facts) != self._last
+        self._last = ranges, facts
+        if news or clock.now() - begun > self._hold / 2:
+            self._early = 0
+        else:
+            self._early = min(self._early + 1, 16)  # a server that never waits is polled in the end
+        return Known(ranges, facts, min(self._pause * 2.0**self._early, poll_pause()))
 
 
 def provider(urls: tuple[str, ...] = URLS) -> MetadataRanges:

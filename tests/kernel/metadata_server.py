@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -93,3 +95,59 @@ def serving(answer: Answerer) -> Iterator[MetadataServer]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+FLAVOR = {"Metadata-Flavor": "Google"}
+
+
+def google_interface(*aliases: str, ip: str = "10.128.0.3", mask: str = "255.255.240.0") -> dict[str, Any]:
+    """An interface as the metadata server shows it."""
+    return {
+        "accessConfigs": [{"externalIp": "203.0.113.7", "type": "ONE_TO_ONE_NAT"}],
+        "dnsServers": ["169.254.169.254"],
+        "forwardedIps": ["198.51.100.9"],
+        "gateway": "10.128.0.1",
+        "ip": ip,
+        "ipAliases": list(aliases),
+        "mac": "42:01:0a:80:00:03",
+        "mtu": 1460,
+        "network": "projects/1234/networks/default",
+        "subnetmask": mask,
+        "targetInstanceIps": [],
+    }
+
+
+class Google:
+    """The metadata server: refuses what lacks the header, and holds a question until something changes."""
+
+    def __init__(self, *interfaces: dict[str, Any]) -> None:
+        self._changed = threading.Condition()
+        self._interfaces: Any = interfaces
+        self._version = 0x10
+        self.stopping = False
+
+    def set(self, *interfaces: dict[str, Any]) -> None:
+        """Something changed."""
+        with self._changed:
+            self._interfaces, self._version = interfaces, self._version + 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Let go of whoever waits."""
+        with self._changed:
+            self.stopping = True
+            self._changed.notify_all()
+
+    def __call__(self, asked: Asked) -> Reply:
+        """Answer one request."""
+        if asked.headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in asked.headers:
+            return Reply("Missing Metadata-Flavor:Google header.", 403)
+        url = urllib.parse.urlsplit(asked.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        if url.path != "/computeMetadata/v1/instance/network-interfaces/" or query.get("recursive") != "true":
+            return Reply("not found", 404, FLAVOR)
+        with self._changed:
+            if query.get("wait_for_change") == "true":
+                etag, seconds = query["last_etag"], float(query["timeout_sec"])
+                self._changed.wait_for(lambda: self.stopping or etag != f"{self._version:x}", seconds)
+            return Reply(json.dumps(self._interfaces), headers=FLAVOR | {"ETag": f"{self._version:x}"})
