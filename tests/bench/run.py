@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import bench_apiserver
 import bench_identity
 import bench_lists
 import bench_packet
@@ -29,7 +30,7 @@ import bench_running
 import bench_write
 from bench_stats import Figure
 
-PARTS = ("packet", "read", "write", "lists", "scrape", "memory", "start", "identity")
+PARTS = ("packet", "read", "write", "lists", "scrape", "memory", "start", "identity", "apiserver")
 RESULTS = Path(__file__).parent / "results"
 CHECK_ROUNDS = 9
 EX_NOPERM = 77
@@ -64,6 +65,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[list[Figure], di
         "memory": (lambda: bench_running.memory(folder / "memory", options.scrapes), bench_running.memory_figures),
         "start": (lambda: bench_running.start(folder / "start"), bench_running.start_figures),
         "identity": (lambda: bench_identity.measure(folder / "identity"), bench_identity.figures),
+        "apiserver": (lambda: bench_apiserver.measure(folder / "apiserver"), bench_apiserver.figures),
     }
     figures: list[Figure] = []
     samples: dict[str, Any] = {}
