@@ -143,7 +143,7 @@ LEASES = Family("netacct_leases", "gauge", "Pod addresses that a known pod holds
 SERIES_CAPPED = Family(
     "netacct_series_capped_total",
     "counter",
-    "Pods, workloads or namespaces booked to __other__ because a limit on series was reached.",
+    "Pods, workloads, values of the label or namespaces booked to __other__ because a limit on series was reached.",
 )
 ACCOUNTING_START = Family(
     "netacct_accounting_start_timestamp_seconds",
