@@ -20,3 +20,12 @@ def cluster() -> Iterator[Cluster]:
         for agent in made.agents:
             agent.start()
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _mended(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test stopped, and did not start again because it failed, is no trouble for the next one."""
+    yield
+    if "cluster" in request.fixturenames:
+        made: Cluster = request.getfixturevalue("cluster")
+        made.mend()

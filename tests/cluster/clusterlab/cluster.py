@@ -148,6 +148,22 @@ class Cluster:
         until(lambda: self._ready() == self._number, patience, lambda: f"nodes are not Ready: {self._logs()}")
         self._wait_account("default")
 
+    def mend(self) -> None:
+        """Start whatever a test has stopped and not started again, receivers of traffic excepted."""
+        stopped = [
+            (host, service)
+            for host in self._hosts
+            for service in host.services
+            if service != RECEIVERS and not host.runs(service)
+        ]
+        for host, service in stopped:
+            host.start(service)
+        if stopped:
+            self.control_plane.wait_api()
+            self.wait_ready()
+            for _, agent in self._running():
+                agent.wait()
+
     def _ready(self) -> int:
         done = self.control_plane.kubectl("get", "nodes", "-o", "json", check=False)
         if done.returncode:

@@ -259,14 +259,16 @@ class Host(Namespaces):
         argv = ["env", *settings, *known.argv] if settings else known.argv
         known.process = self.popen(argv, self.folder / f"{service}.log")
 
-    def stop(self, service: str, number: int = signal.SIGTERM, patience: float = 20.0) -> None:
-        """End a service by a signal, and wait until it has ended."""
+    def stop(self, service: str, number: int = signal.SIGTERM, patience: float = 90.0) -> None:
+        """End a service by a signal, and wait until it has ended (the API server closes watches first: a minute)."""
         process = self._services[service].process
         assert process is not None
         self.signal_of(process, number)
         try:
             process.wait(patience)
         except subprocess.TimeoutExpired:
+            self.signal_of(process, signal.SIGKILL)
+            process.wait(20)
             raise HostError(f"{self.name}: {service} does not stop: {self.read_log(service)}") from None
 
     def runs(self, service: str) -> bool:
