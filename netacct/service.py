@@ -371,9 +371,9 @@ class Service:
             self._log.warning("this change needs a restart", key=key)
         self._config = config
         if restart:  # also where nothing changed, if asked: a reload is how to make them look
-            self._sources.stop()
-            self._sources = Sources(config, self._queue.put)
-            self._queue.put(self._sources.start())
+            earlier, self._sources = self._sources, Sources(config, self._queue.put)
+            earlier.stop()
+            self._queue.put(self._sources.start(earlier))
             self._queue.put(FoundCluster(self._sources.start_cluster()))
         self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
 

@@ -13,7 +13,7 @@ from netacct.identity import cni_cache, pods_file
 from netacct.identity.cluster_ranges import ClusterRanges
 from netacct.identity.cni import CniSource
 from netacct.identity.host_pods import HostPods, addresses_only
-from netacct.identity.ranges_provider import Fact
+from netacct.identity.ranges_provider import Fact, Told
 from netacct.identity.ranges_providers import FoundRanges
 from netacct.identity.source import Health, Replace, SourceEvent
 from netacct.kernel import kube_rules
@@ -43,19 +43,28 @@ class Sources:
         self._ranges = providers.running(config)
         self._cluster = _cluster(config)
 
-    def start(self) -> FoundRanges:
+    def start(self, earlier: Sources | None = None) -> FoundRanges:
         """Start all; returns the ranges of now. What sources know now is put before this returns.
 
-        A source that the configuration does not name takes back what it said in an earlier life.
+        A source that the configuration does not name takes back what it said in an earlier life; what providers of
+        ranges said then holds until they have an answer.
+
+        Args:
+            earlier: what ran before, and is stopped.
         """
         for name in source_makers.NAMES:
             if name not in self._made.by_name:
                 self._put(Replace(name, (), clock.now()))
         for source in self._made.by_name.values():
             source.start(self._put if source is self._made.host_pods else self._hear)
-        found = self._ranges.start(self._found)
+        found = self._ranges.start(self._found, before=earlier.said_ranges if earlier else None)
         self._cluster.learn(providers.cluster_facts(found.facts))
         return found
+
+    @property
+    def said_ranges(self) -> Mapping[str, Told]:
+        """What each provider of local ranges has said last, by name."""
+        return self._ranges.said
 
     def start_cluster(self) -> tuple[Prefix, ...]:
         """Start to look for the cluster's ranges; returns those of now."""

@@ -73,11 +73,10 @@ class KubernetesRanges:
         """None."""
         return ()
 
-    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...]:
-        """Begin to ask, and return without waiting for an answer: no ranges yet."""
+    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> None:
+        """Begin to ask, and return without waiting for an answer."""
         self._changed = changed
         self._reflector.start()
-        return ()
 
     def wait(self, seconds: float) -> None:
         """Wait for the first list."""

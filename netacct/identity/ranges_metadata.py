@@ -71,7 +71,7 @@ class MetadataRanges:
     def __init__(self, cloud: Cloud, client: MetadataClient, backoff: float = BACKOFF_FIRST) -> None:
         self.name = cloud.name
         self._cloud, self._client, self._backoff = cloud, client, backoff
-        self._known = Known()
+        self._known: Known | None = None
         self._changed: Callable[[tuple[Network, ...]], None] = lambda _: None
         self._asked = threading.Event()
         self._stopping = False
@@ -94,13 +94,12 @@ class MetadataRanges:
     @property
     def facts(self) -> tuple[Fact, ...]:
         """What the server says about the network around this node."""
-        return self._known.facts
+        return self._known.facts if self._known else ()
 
-    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...]:
-        """Begin to ask, and return without waiting for an answer: no ranges yet."""
+    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> None:
+        """Begin to ask, and return without waiting for an answer."""
         self._changed = changed
         self._sleeper.start(self._run)
-        return ()
 
     def wait(self, seconds: float) -> None:
         """Wait for the first question to be answered, or to have failed."""
@@ -135,9 +134,9 @@ class MetadataRanges:
 
     def _take(self, known: Known) -> None:
         before, self._known = self._known, known
-        if known.ranges != before.ranges:
+        if before is None or known.ranges != before.ranges:
             self._log.info("local ranges by metadata", ranges=" ".join(map(str, known.ranges)) or "none")
-        if known[:2] != before[:2]:
+        if before is None or known[:2] != before[:2]:
             self._changed(known.ranges)
 
     def _failed(self, error: Exception) -> float:

@@ -41,10 +41,11 @@ class RangeProvider(Protocol):
         """What it knows besides of the network around this node. From any thread."""
         ...
 
-    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...]:
-        """Begin, in a thread of its own, and return the ranges that are known without waiting for anybody.
+    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...] | None:
+        """Begin, in a thread of its own, and return the ranges of now; None where somebody has to answer first.
 
-        `changed` gets all ranges, canonical, whenever these or the facts differ, from that thread; it never blocks.
+        `changed` gets all ranges, canonical, with that answer, and whenever these or the facts differ, from that
+        thread; it never blocks.
         """
         ...
 

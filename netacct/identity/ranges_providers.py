@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from netacct import log
 from netacct.errors import NetacctError
-from netacct.identity.ranges_provider import Fact, RangeProvider
+from netacct.identity.ranges_provider import Fact, RangeProvider, Told
 from netacct.identity.source import Health
 from netacct.model import Network
 from netacct.policy import canonical
@@ -71,16 +71,31 @@ class RangeProviders:
     def __init__(self, providers: Sequence[RangeProvider]) -> None:
         self._providers = tuple(providers)
         self._lock = threading.Lock()
-        self._ranges: dict[str, tuple[Network, ...]] = {}
+        self._said: dict[str, Told] = {}
         self._told = FoundRanges()
         self._tell: Callable[[FoundRanges], None] | None = None
         self._log = log.get(source="ranges")
 
-    def start(self, changed: Callable[[FoundRanges], None], wait: float = FIRST_WAIT) -> FoundRanges:
-        """Start all, and return what they found within `wait` seconds; what comes later goes to `changed`.
+    @property
+    def said(self) -> Mapping[str, Told]:
+        """What each has said last, by name."""
+        with self._lock:
+            return dict(self._said)
 
-        `changed` is called from threads, one at a time, and must not block. A provider that cannot start is left out.
+    def start(
+        self,
+        changed: Callable[[FoundRanges], None],
+        wait: float = FIRST_WAIT,
+        before: Mapping[str, Told] | None = None,
+    ) -> FoundRanges:
+        """Start all, and return what they found; a provider that cannot start is left out.
+
+        Args:
+            changed: takes what comes later, from threads, one at a time; must not block.
+            wait: seconds for first answers, over all of them.
+            before: what providers said in an earlier life (`said`), which holds until they have an answer.
         """
+        self._said.update(before or {})
         for provider in self._providers:
             self._start(provider)
         deadline = time.monotonic() + wait  # for all of them: they ask at the same time
@@ -101,25 +116,30 @@ class RangeProviders:
         return {provider.name: provider.healthy() for provider in self._providers}
 
     def _start(self, provider: RangeProvider) -> None:
+        heard = threading.Event()
+
         def changed(ranges: tuple[Network, ...]) -> None:
-            self._take(provider.name, ranges)
+            heard.set()
+            self._take(provider, ranges)
 
         try:
             first = provider.start(changed)
         except NetacctError as error:
             self._log.error("a provider of local ranges cannot start", provider=provider.name, error=str(error))
             return
-        with self._lock:
-            self._ranges.setdefault(provider.name, first)  # what its thread has told since is newer
+        if first is not None and not heard.is_set():
+            self._take(provider, first)
 
-    def _take(self, name: str, ranges: tuple[Network, ...]) -> None:
+    def _take(self, provider: RangeProvider, ranges: tuple[Network, ...]) -> None:
         with self._lock:
-            self._ranges[name] = ranges
+            self._said[provider.name] = Told(ranges, provider.facts)
             found = self._merged()
             if self._tell is not None and found != self._told:
                 self._told = found
                 self._tell(found)
 
     def _merged(self) -> FoundRanges:
-        ranges = {provider.name: self._ranges.get(provider.name, ()) for provider in self._providers}
-        return merge(ranges, (fact for provider in self._providers for fact in provider.facts))
+        said = {provider.name: self._said.get(provider.name, Told()) for provider in self._providers}
+        return merge(
+            {name: told.ranges for name, told in said.items()}, (fact for told in said.values() for fact in told.facts)
+        )

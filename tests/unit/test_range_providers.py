@@ -34,11 +34,12 @@ def nets(*cidrs: str) -> tuple[Network, ...]:
 class Stub:
     """A provider that says what the test tells it to: no real one can be made to fail in each of these ways."""
 
-    def __init__(self, name: str, *first: str, late: bool = False, fault: str = "") -> None:
+    def __init__(self, name: str, *first: str, late: bool = False, asks: bool = False, fault: str = "") -> None:
         self.name = name
         self.facts: tuple[Fact, ...] = ()
         self._first = () if late else nets(*first)
         self._late = nets(*first) if late else ()
+        self._asks = asks or late
         self._fault = fault
         self._changed: Callable[[tuple[Network, ...]], None]
         self.stopped = False
@@ -50,12 +51,12 @@ class Stub:
             raise NetacctError(self._fault)
         return Told(self._first + self._late, self.facts)
 
-    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...]:
+    def start(self, changed: Callable[[tuple[Network, ...]], None]) -> tuple[Network, ...] | None:
         """The first ranges, unless they come late."""
         self._changed = changed
         if self._fault:
             raise NetacctError(self._fault)
-        return self._first
+        return None if self._asks else self._first
 
     def wait(self, seconds: float) -> None:
         """What comes late comes now."""
@@ -114,6 +115,22 @@ def test_a_first_answer_that_comes_while_waiting_is_part_of_the_start(told: queu
     running = RangeProviders([Stub("cni", "10.1.0.0/24"), Stub("gce", "10.2.0.0/24", late=True)])
     assert running.start(told.put).networks == nets("10.1.0.0/24", "10.2.0.0/24")
     assert told.empty()
+
+
+def test_what_was_said_before_holds_until_there_is_an_answer(told: queue.Queue[FoundRanges]) -> None:
+    """After a reload, who has to ask somebody first keeps the word of its earlier life; others speak for themselves."""
+    one, two = Stub("one", "10.1.0.0/24"), Stub("two", "10.2.0.0/24", late=True)
+    two.facts = (Fact(nets("10.0.0.0/8")[0], "VPC", "found"),)
+    earlier = RangeProviders([one, two])
+    earlier.start(told.put)
+    one, two = Stub("one"), Stub("two", asks=True)
+    running = RangeProviders([one, two])
+    first = running.start(told.put, before=earlier.said)
+    assert first.networks == nets("10.2.0.0/24")
+    assert [fact.kind for fact in first.facts] == ["VPC"]
+    two.say()
+    assert told.get_nowait() == FoundRanges()
+    assert RangeProviders([one]).start(told.put, before=earlier.said) == FoundRanges()  # nobody asks `two` any more
 
 
 def test_facts_alone_are_news(told: queue.Queue[FoundRanges]) -> None:

@@ -51,7 +51,7 @@ def told() -> Told:
 def provider(server: MetadataServer, told: Told) -> Iterator[MetadataRanges]:
     """A running provider that has told its first range."""
     made = MetadataRanges(Plain(), MetadataClient([server.url], timeout=0.2), backoff=0.01)
-    assert made.start(told.put) == ()
+    made.start(told.put)
     assert texts(told.get(timeout=5)) == ["10.1.0.5/32"]
     yield made
     made.stop()
@@ -100,6 +100,17 @@ def test_what_was_known_holds_in_trouble(
     server.answer = lambda _: ranges("10.1.0.9")
     assert texts(told.get(timeout=5)) == ["10.1.0.9/32"]
     assert provider.healthy().up
+
+
+def test_an_answer_without_ranges_is_told_once(told: Told) -> None:
+    """That there is nothing is an answer as well: it ends what was known from an earlier life."""
+    with serving(lambda _: ranges()) as server:
+        provider = MetadataRanges(Plain(), MetadataClient([server.url]))
+        provider.start(told.put)
+        assert told.get(timeout=5) == ()
+        server.wait_for(3)
+        provider.stop()
+    assert told.empty()
 
 
 def test_trouble_is_logged_once(
@@ -156,7 +167,7 @@ def test_a_dead_server_does_not_hold_up_anybody(told: Told) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         provider = MetadataRanges(Plain(), MetadataClient([url], timeout=60))
-        assert provider.start(told.put) == ()
+        provider.start(told.put)
         provider.wait(0.05)
         assert provider.healthy() == (False, "not asked yet", True, None)
         thread = threading.Thread(target=provider.stop)
