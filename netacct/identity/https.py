@@ -260,6 +260,8 @@ def _trouble(error: Exception) -> str:
         return "did not answer in time"
     if isinstance(error, OSError):
         return f"cannot be reached: {_words(error)}"
+    if isinstance(error, http.client.IncompleteRead):
+        return "broke off in the middle of its answer"
     return f"answers in no form of HTTP: {type(error).__name__}: {str(error)[:100]}"
 
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from netacct import clock, log
 from netacct.following import Follower, Pace, entries
+from netacct.identity import veth
 from netacct.identity.cni_cache import is_name
 from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.model import UNBOUNDED, Address, Observation, Pod
@@ -105,8 +106,8 @@ class StateFileSource:
 
     def learn(self, event: SourceEvent) -> None:
         """Hear what another source says. May be called from any thread, also before `start`; never blocks for long."""
-        if event.source == self.name:
-            return
+        if event.source in (self.name, veth.SOURCE):
+            return  # veth's word is somebody else's, and that may be this one's
         with self._lock:
             if isinstance(event, Replace):
                 self._vouched = {key: None for key in self._vouched if key[0] != event.source}
@@ -116,7 +117,8 @@ class StateFileSource:
                     self._vouched[key] = None
                 else:
                     self._vouched.pop(key, None)
-        self._follower.wake()
+        if self._read:
+            self._follower.wake()
 
     def start(self, emit: Callable[[SourceEvent], None]) -> None:
         """Read the files once, in this call, then follow them in a thread. Nothing is told before others had time."""

@@ -6,6 +6,7 @@ import json
 import queue
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,15 @@ def test_where_somebody_vouches_it_is_silent(following: Following) -> None:
     following.source.learn(Update("cni", (word("10.224.0.24", present=False),)))
 
     assert told(first) == []
+    assert following.settle() == []
+
+
+def test_an_echo_is_nobodys_word(following: Following) -> None:
+    """The source `veth` repeats what it hears, also from here: its word does not silence whom it has it from."""
+    following.start()
+    hint = following.next().observations[0]
+    following.source.learn(Update("veth", (replace(hint, source="veth"),)))
+
     assert following.settle() == []
 
 

@@ -195,6 +195,18 @@ def test_half_a_line_comes_again(following: Following) -> None:
     assert following.asked(3) == [("list", "0"), ("watch", "7"), ("watch", "8")]
 
 
+def test_a_watch_that_breaks_off_says_so(following: Following) -> None:
+    """An API server that dies in the middle of a chunk is trouble with a reason in words."""
+
+    def die(_: Request, reply: Reply) -> None:
+        reply.begin()
+        reply.raw(b"ff\r\n{")
+
+    following.follow(listing(7, "x"), *[die] * 50)
+
+    assert "broke off" in following.health(lambda health: "broke off" in health.reason).reason
+
+
 def test_a_list_that_breaks_off_is_void(following: Following) -> None:
     """Half a list is not half the truth: nothing of it is told, and it is asked for again."""
 
