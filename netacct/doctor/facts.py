@@ -121,6 +121,7 @@ class Fault(NamedTuple):
 class Settings:
     """What the files ask for. `configured`: a user has set anything at all.
 
+    unread:    providers of local ranges that cannot be read, and why, in words.
     unknown:   those of pod, node and service for which neither the policy has a CIDR nor one was found.
     unused:    ranges of the cluster that were found and are not used, and why, in words.
     pods:      the pods' ranges of the whole cluster, as far as they are known.
@@ -131,6 +132,7 @@ class Settings:
     enabled: bool = True
     local: tuple[Network, ...] = ()
     policy: str = "default"
+    unread: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     pods: tuple[Network, ...] = ()

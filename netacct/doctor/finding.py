@@ -202,6 +202,12 @@ CATALOGUE: dict[str, Advice] = {
         "Without the addresses of this node's pods no pod is counted, only the host.",
         "Set local_ranges, or name the pods in the pods file.",
     ),
+    "local-ranges-not-read": Advice(
+        "warning",
+        "An address of a pod that only this provider knows is not counted before a source names its owner.",
+        "Let this node reach what the provider asks (with AWS, IMDSv2 must be on); or take it out of ranges.providers, "
+        "and set local_ranges.",
+    ),
     "host-pods-not-told-apart": Advice(
         "warning",
         "`host_pods: cgroup` is set, but hostNetwork pods stay with the host; where the kernel cannot match sockets by "

@@ -571,6 +571,14 @@ def test_a_node_without_ranges_is_found(netns: support.Netns, settings: str) -> 
     assert found[1].what == "policy policy has no CIDR for pod, service, and none was found"
 
 
+def test_a_silent_metadata_server_is_found(netns: support.Netns, settings: str) -> None:
+    """A provider of local ranges that gets no answer is named, with the reason."""
+    del netns
+    Path(settings).write_text(Path(settings).read_text() + "ranges: {providers: [aws, rtnetlink]}\n")
+    (found,) = (item for item in examine(settings) if item.name == "local-ranges-not-read")
+    assert found.what == "a provider of local ranges cannot be read: aws: Network is unreachable"
+
+
 def test_a_subnet_that_pods_share_is_said(netns: support.Netns, settings: str) -> None:
     """Where this node's pods have addresses of the nodes' subnet, that is why no range is known."""
     folder = Path(settings).parent

@@ -26,6 +26,12 @@ def no_local_range(facts: Facts) -> Iterable[Finding]:
         )
 
 
+def ranges_not_read(facts: Facts) -> Iterable[Finding]:
+    """Providers of local ranges that do not answer now."""
+    for what in facts.settings.unread if in_use(facts) else ():
+        yield finding("local-ranges-not-read", f"a provider of local ranges cannot be read: {what}", "ranges.providers")
+
+
 def cluster_ranges(facts: Facts) -> Iterable[Finding]:
     """Classes that only a CIDR can fill, without one."""
     unknown = facts.settings.unknown
@@ -56,4 +62,4 @@ def _is_beyond(pods: Network, own: Network) -> bool:
     return pods.version == own.version and pods.prefixlen < own.prefixlen and pods.overlaps(own)
 
 
-CHECKS = (faults, no_local_range, cluster_ranges, masquerades)
+CHECKS = (faults, no_local_range, ranges_not_read, cluster_ranges, masquerades)

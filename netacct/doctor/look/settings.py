@@ -33,6 +33,7 @@ def settings(path: str | None, flags: Mapping[str, str | list[str]]) -> tuple[Co
         configured=any(origin != "default" for origin in config.origins.values()),
         enabled=config.enabled,
         local=local.networks,
+        unread=local.faults,
         marks=cast("marks.Mode", config.marks.mode),  # the configuration accepts nothing else
         host_pods=config.host_pods == "cgroup",
         faults=tuple(Fault(_where(error), str(error)) for error in errors),
