@@ -65,28 +65,21 @@ def telemetry_path(text: str) -> str:
     return text
 
 
-def _one_of(*allowed: str, later: tuple[str, ...] = ()) -> Callable[[Node], str]:
-    """Reads one word; `later` are words that the documentation knows and this version does not serve."""
-
-    def read(node: Node) -> str:
-        if node.value in later:
-            raise node.error(f"{node.value!r} is not available in this version", ", ".join(allowed))
-        return node.choice(allowed)
-
-    return read
+def _one_of(*allowed: str) -> Callable[[Node], str]:
+    """Reads one word."""
+    return lambda node: node.choice(allowed)
 
 
-def _auto_or_list(auto: tuple[str, ...], *allowed: str, later: tuple[str, ...] = ()) -> Callable[[Node], Any]:
-    """Reads `auto`, which stands for the names in `auto`, or a list of names."""
-    hint = "auto, or a list of: " + ", ".join(allowed) if allowed else "auto"
+def _auto_or_list(auto: T, *allowed: str) -> Callable[[Node], T | tuple[str, ...]]:
+    """Reads `auto`, which stands for the value `auto`, or a list of names."""
+    hint = "auto, or a list of: " + ", ".join(allowed)
 
     def item(node: Node) -> str:
         if node.value not in allowed:
-            known = "is not available in this version" if node.value in later else "is not a valid value"
-            raise node.error(f"{node.kind} {known}", hint)
+            raise node.error(f"{node.kind} is not a valid value", hint)
         return node.string()
 
-    def read(node: Node) -> tuple[str, ...]:
+    def read(node: Node) -> T | tuple[str, ...]:
         if node.value == "auto":
             return auto
         if not isinstance(node.value, tuple):
@@ -94,12 +87,6 @@ def _auto_or_list(auto: tuple[str, ...], *allowed: str, later: tuple[str, ...] =
         return _distinct(item)(node)
 
     return read
-
-
-def _word_or_list(word: str, *allowed: str) -> Callable[[Node], str | tuple[str, ...]]:
-    """Reads a word that is kept as it is, because what it stands for is found out later, or a list of names."""
-    read_list = _auto_or_list((), *allowed)
-    return lambda node: word if node.value == word else read_list(node)
 
 
 def _distinct(read: Callable[[Node], T]) -> Callable[[Node], tuple[T, ...]]:
@@ -229,7 +216,7 @@ KEYS: dict[str, Key] = {
     "datapath": Key("auto", _one_of("auto", "iptables", "nftables")),
     "host_pods": Key("off", _one_of("off", "cgroup")),
     "local_ranges": Key((), _distinct(_local_range)),
-    "ranges.providers": Key("auto", _word_or_list("auto", *RANGE_PROVIDERS)),
+    "ranges.providers": Key("auto", _auto_or_list("auto", *RANGE_PROVIDERS)),
     "ranges.metadata.url": Key("auto", _text(_metadata_url, METADATA_FORMS)),
     "ranges.cni.directories": Key(cni_cache.CONFIGURATION, _auto_or(cni_cache.CONFIGURATION, _distinct(_PATH))),
     "cluster_ranges.providers": Key(cluster.PROVIDERS, _auto_or_list(cluster.PROVIDERS, *cluster.PROVIDERS)),
