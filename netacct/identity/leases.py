@@ -52,13 +52,13 @@ Invariants
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
+from netacct.identity.claims import Claim, Word, uid_of
 from netacct.identity.names import Names
-from netacct.model import UNBOUNDED, Address, Lease, Observation, Pod
+from netacct.model import UNBOUNDED, Address, Lease, Observation
 
 KEEP = 600.0
 """Seconds for which closed leases and withdrawn words are remembered: several times any late binding."""
@@ -96,43 +96,6 @@ def needs_reading(changes: Iterable[Change]) -> bool:
     return any(not isinstance(change, Update) or change.moves_bytes for change in changes)
 
 
-class _Word(NamedTuple):
-    """The last that one source said of one claim."""
-
-    pod: Pod
-    seen_at: float
-
-
-@dataclass(slots=True)
-class _Claim:
-    """One sandbox on one address, with the word of each source that vouches for it.
-
-    `created` is the latest creation time and `since` the earliest sight that anybody ever told of it.
-    """
-
-    ip: Address
-    uid: str
-    sandbox: str
-    words: dict[str, _Word] = field(default_factory=dict)
-    created: float = UNBOUNDED
-    since: float = math.inf
-
-    @property
-    def seen_at(self) -> float:
-        return max(word.seen_at for word in self.words.values())
-
-    def is_of(self, uid: str, sandbox: str) -> bool:
-        return self.uid == uid and (self.sandbox == sandbox or not self.sandbox or not sandbox)
-
-    def held(self, lease: Lease) -> bool:
-        """Whether this lease, of the same address, is the claim's own."""
-        return self.is_of(_uid(lease.pod), lease.sandbox)
-
-    def learn(self, created: float, since: float) -> None:
-        """Take in one more creation time and one more sight."""
-        self.created, self.since = max(self.created, created), min(self.since, since)
-
-
 class LeaseBook:
     """The book. `leases` is what an earlier book's `state()` gave; its open leases stand until their sources speak."""
 
@@ -140,7 +103,7 @@ class LeaseBook:
         self._priority = {source: rank for rank, source in enumerate(priority)}
         self._keep = keep
         self._names = Names()
-        self._claims: dict[Address, list[_Claim]] = {}
+        self._claims: dict[Address, list[Claim]] = {}
         self._open: dict[Address, Lease] = {}
         self._closed: dict[Address, list[Lease]] = {}
         self._withdrawn: dict[tuple[str, Address, str, str], float] = {}
@@ -159,7 +122,7 @@ class LeaseBook:
             if seen.present:
                 self._vouch(seen)
             else:
-                self._withdraw(seen.source, seen.ip, _uid(seen.pod), seen.sandbox, seen.seen_at)
+                self._withdraw(seen.source, seen.ip, uid_of(seen.pod), seen.sandbox, seen.seen_at)
 
     def replace(self, source: str, observations: Iterable[Observation], seen_at: float) -> None:
         """Note a full list of what `source` sees at `seen_at`: it takes back its word for everything else."""
@@ -167,7 +130,7 @@ class LeaseBook:
         listed = [seen for seen in said if seen.present]
         names: dict[Address, list[tuple[str, str]]] = {}
         for seen in listed:
-            names.setdefault(seen.ip, []).append((_uid(seen.pod), seen.sandbox))
+            names.setdefault(seen.ip, []).append((uid_of(seen.pod), seen.sandbox))
         for claim in [claim for claims in self._claims.values() for claim in claims if source in claim.words]:
             if not any(claim.is_of(*name) for name in names.get(claim.ip, ())):
                 self._touched.add(claim.ip)
@@ -228,57 +191,59 @@ class LeaseBook:
             yield from leases
 
     def _restore(self, lease: Lease) -> None:
-        self._names.note(_uid(lease.pod), len(self._priority) + 1, lease.opened, lease.pod)
+        self._names.note(uid_of(lease.pod), len(self._priority) + 1, lease.opened, lease.pod)
         if lease.closed is not None:
             self._closed.setdefault(lease.ip, []).append(lease)
             return
-        word = _Word(lease.pod, lease.opened)
+        word = Word(lease.pod, lease.opened)
         words = dict.fromkeys(lease.sources, word)
-        claim = _Claim(lease.ip, _uid(lease.pod), lease.sandbox, words, lease.created, lease.opened)
+        claim = Claim(lease.ip, uid_of(lease.pod), lease.sandbox, words, lease.created, lease.opened)
         self._claims.setdefault(lease.ip, []).append(claim)
         self._open[lease.ip] = lease
 
     def _learn(self, observations: Iterable[Observation]) -> None:
         """Note owners and labels, also of pods that have ended."""
         named = {
-            _uid(seen.pod)
+            uid_of(seen.pod)
             for seen in observations
-            if self._names.note(_uid(seen.pod), self._rank(seen.source), seen.seen_at, seen.pod)
+            if self._names.note(uid_of(seen.pod), self._rank(seen.source), seen.seen_at, seen.pod)
         }
         if named:
             self._touched |= {claim.ip for claims in self._claims.values() for claim in claims if claim.uid in named}
-            self._touched |= {lease.ip for lease in self._past() if _uid(lease.pod) in named}
+            self._touched |= {lease.ip for lease in self._past() if uid_of(lease.pod) in named}
 
     def _vouch(self, seen: Observation) -> None:
-        names = [(seen.source, seen.ip, _uid(seen.pod), sandbox) for sandbox in (seen.sandbox, "")]
+        names = [(seen.source, seen.ip, uid_of(seen.pod), sandbox) for sandbox in (seen.sandbox, "")]
         withdrawn = max(self._withdrawn.get(name, UNBOUNDED) for name in names)
         claims = self._claims.setdefault(seen.ip, [])
-        matching = [claim for claim in claims if claim.is_of(_uid(seen.pod), seen.sandbox)]
+        matching = [claim for claim in claims if claim.is_of(uid_of(seen.pod), seen.sandbox)]
         if matching:
             claim = max(matching, key=lambda claim: (claim.sandbox == seen.sandbox, claim.created, claim.seen_at))
             claim.sandbox = claim.sandbox or seen.sandbox
         else:
-            claim = self._new_claim(seen.ip, _uid(seen.pod), seen.sandbox)
+            claim = self._new_claim(seen.ip, uid_of(seen.pod), seen.sandbox)
             claims.append(claim)
         claim.learn(seen.created, seen.seen_at)
         if matching and withdrawn >= seen.seen_at:
             return
         word = claim.words.get(seen.source)
         if word is None or word.seen_at <= seen.seen_at:
-            claim.words[seen.source] = _Word(seen.pod, seen.seen_at)
+            claim.words[seen.source] = Word(seen.pod, seen.seen_at)
         if withdrawn >= seen.seen_at:
             self._drop(claim, withdrawn)  # its end overtook its begin
 
-    def _new_claim(self, ip: Address, uid: str, sandbox: str) -> _Claim:
+    def _new_claim(self, ip: Address, uid: str, sandbox: str) -> Claim:
         """A claim that remembers what was known of it before, if it was gone for a moment only."""
-        claim = _Claim(ip, uid, sandbox)
-        self._brief = [lease for lease in self._brief if lease.ip != ip or not claim.held(lease)]
-        for lease in self._leases_of(ip):
+        claim = Claim(ip, uid, sandbox)
+        for lease in (*self._leases_of(ip), *self._briefs_of(ip)):
             if claim.held(lease):
                 claim.learn(lease.created, lease.opened)
         if self._holds(claim):
             self._left.pop(ip, None)
         return claim
+
+    def _briefs_of(self, ip: Address) -> list[Lease]:
+        return [lease for lease in self._brief if lease.ip == ip]
 
     def _leases_of(self, ip: Address) -> list[Lease]:
         """All that are remembered of an address."""
@@ -297,36 +262,37 @@ class LeaseBook:
             else:
                 del claim.words[source]
 
-    def _drop(self, claim: _Claim, at: float) -> None:
+    def _drop(self, claim: Claim, at: float) -> None:
         """Remove a claim; if it would have held its address but never got a lease, remember it as a brief one."""
         if self._holds(claim):
             self._left[claim.ip] = at
         elif self._holder(claim.ip) is claim and not self._had_lease(claim):
-            self._brief.append(replace(self._lease(claim, 0.0), closed=at))
+            self._brief = [lease for lease in self._brief if lease.ip != claim.ip or not claim.held(lease)]
+            self._brief.append(replace(self._lease(claim, claim.since), closed=at))
         claims = self._claims[claim.ip]
         claims.remove(claim)
         if not claims:
             del self._claims[claim.ip]
 
-    def _holder(self, ip: Address) -> _Claim | None:
+    def _holder(self, ip: Address) -> Claim | None:
         """The claim that shall hold `ip`: the newest one that never lost it; among equals the present holder."""
         standing = [claim for claim in self._claims.get(ip, ()) if not self._lost(claim)]
         if not standing:
             return None
         return max(standing, key=lambda claim: (claim.created, self._holds(claim), claim.seen_at, claim.uid))
 
-    def _holds(self, claim: _Claim) -> bool:
+    def _holds(self, claim: Claim) -> bool:
         lease = self._open.get(claim.ip)
         return lease is not None and claim.held(lease)
 
-    def _had_lease(self, claim: _Claim) -> bool:
+    def _had_lease(self, claim: Claim) -> bool:
         return self._holds(claim) or any(claim.held(lease) for lease in self._closed.get(claim.ip, ()))
 
-    def _lost(self, claim: _Claim) -> bool:
+    def _lost(self, claim: Claim) -> bool:
         """Whether a sandbox of known age cannot have the address any more, because a newer one had it since."""
         if claim.created == UNBOUNDED:
             return False
-        others = (*self._leases_of(claim.ip), *(lease for lease in self._brief if lease.ip == claim.ip))
+        others = (*self._leases_of(claim.ip), *self._briefs_of(claim.ip))
         return any(
             lease.created > claim.created
             and not claim.held(lease)
@@ -339,10 +305,10 @@ class LeaseBook:
 
     def _named(self, lease: Lease) -> Lease:
         """The lease with what is known by now of its pod."""
-        pod = self._names.fill(_uid(lease.pod), lease.pod)
+        pod = self._names.fill(uid_of(lease.pod), lease.pod)
         return lease if pod == lease.pod else replace(lease, pod=pod)
 
-    def _lease(self, claim: _Claim, opened: float) -> Lease:
+    def _lease(self, claim: Claim, opened: float) -> Lease:
         source = min(claim.words, key=lambda source: (self._rank(source), source))
         pod = self._names.fill(claim.uid, claim.words[source].pod)
         return Lease(claim.ip, pod, claim.sandbox, claim.created, opened, sources=frozenset(claim.words))
@@ -368,16 +334,19 @@ class LeaseBook:
         return (*closings, *others)
 
     def _brief_leases(self, at: float) -> list[Lease]:
-        """The brief leases, open still: each closes when it opens."""
-        ends = [self._end(replace(lease, opened=UNBOUNDED), lease.closed or at, at) for lease in self._brief]
-        return [
-            replace(self._named(lease), opened=end, closed=None) for lease, end in zip(self._brief, ends, strict=True)
-        ]
+        """The brief leases, open still: each closes when it opens. Who holds the address again was not brief."""
+        leases: list[Lease] = []
+        for brief in self._brief:
+            claim = self._holder(brief.ip)
+            if claim is None or not claim.held(brief):
+                end = self._end(replace(brief, opened=UNBOUNDED), brief.closed or at, at)
+                leases.append(replace(self._named(brief), opened=end, closed=None))
+        return leases
 
     def _end(self, lease: Lease, left: float, at: float) -> float:
         """When a lease ends that was told to have left at `left`: no later than when a sandbox after it was made."""
         claim = self._holder(lease.ip)
-        heirs = [brief for brief in self._brief if brief.ip == lease.ip] + ([self._lease(claim, at)] if claim else [])
+        heirs = self._briefs_of(lease.ip) + ([self._lease(claim, at)] if claim else [])
         made = [heir.created for heir in heirs if heir.sandbox and heir.created > lease.created]
         return max(lease.opened, min([at, left, *made]))
 
@@ -396,9 +365,4 @@ class LeaseBook:
                 del self._closed[ip]
         if self._names.has_excess(len(self._claims) + len(self._closed)):
             claimed = {claim.uid for claims in self._claims.values() for claim in claims}
-            self._names.keep(claimed | {_uid(lease.pod) for lease in self._past()})
-
-
-def _uid(pod: Pod) -> str:
-    """What tells pods apart: the uid, or the name where a source has no uid (a file of tenants)."""
-    return pod.uid or f"{pod.namespace}/{pod.name}"
+            self._names.keep(claimed | {uid_of(lease.pod) for lease in self._past()})

@@ -273,3 +273,118 @@ def test_a_restored_book_keeps_its_leases_until_their_sources_speak() -> None:
     again.replace("cri", [], 50.0)
     again.commit(50.0)
     assert holder(again) is None
+
+
+def test_a_lease_ends_no_later_than_its_heirs_sandbox_was_made() -> None:
+    """Where nobody said that the old pod left, its heir's sandbox says so; the heir's pod may have started before."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0, sandbox="a"))
+    book.observe([seen(B, 20.0, created=15.0, sandbox="b")])
+    closed, opened = book.commit(21.0)
+    assert (closed.lease.closed, opened.lease.opened) == (15.0, 21.0)
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0, sandbox="a"))
+    book.observe([seen(B, 20.0, created=15.0)])
+    assert book.commit(21.0)[0].lease.closed == 21.0
+
+
+def test_a_lease_ends_when_its_last_source_saw_the_pod_leave() -> None:
+    """A source that took its word back earlier does not end it, and an end is never before the lease began."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0), seen(A, 11.0, created=8.0, source="apiserver"))
+    book.observe([gone(A, 20.0), gone(A, 25.0, source="apiserver")])
+    assert book.commit(30.0)[0].lease.closed == 25.0
+    book = LeaseBook()
+    book.observe([seen(A, 10.0, created=9.0)])
+    book.commit(12.0)
+    book.observe([gone(A, 11.0)])
+    assert book.commit(13.0)[0].lease.closed == 12.0
+
+
+def test_an_end_that_overtook_its_begin_leaves_a_brief_lease() -> None:
+    """A pod's bytes are in the kernel, in whatever order its begin and end are heard of."""
+    book = LeaseBook()
+    book.observe([gone(A, 11.0, sandbox="a"), seen(A, 10.0, created=9.0, sandbox="a")])
+    opened, closed = book.commit(12.0)
+    assert (opened.lease.pod, closed.lease.pod, closed.lease.closed) == (A, A, 11.0)
+    assert holder(book) is None
+
+
+def test_who_is_older_than_a_pod_that_left_does_not_get_its_address() -> None:
+    """A file that a failed DEL left behind, read after its heir came and went, names nobody who could be there."""
+    book = told(LeaseBook(), seen(B, 20.0, created=19.0, sandbox="b"), gone(B, 30.0, sandbox="b"))
+    assert holder(told(book, seen(A, 31.0, created=9.0, sandbox="a"))) is None
+
+
+def test_a_dead_sandbox_that_the_kubelet_still_lists_loses_its_address_for_good() -> None:
+    """A Running pod whose sandbox died is no holder once another pod had its address, whoever was heard of first."""
+    listed = seen(A, 12.0, created=5.0, source="kubelet")
+    reused = [seen(B, 20.0, created=19.0, sandbox="b"), gone(B, 30.0, sandbox="b")]
+    assert holder(told(LeaseBook(), listed, *reused)) is None
+    assert holder(told(LeaseBook(), reused[0], listed, reused[1])) is None
+    assert holder(told(LeaseBook(), *reused, listed)) is None
+
+
+def test_a_pod_that_waited_for_its_sandbox_gets_the_address_of_one_that_left() -> None:
+    """Started before another pod's sandbox was made, and seen with the address only after: that is its heir."""
+    book = told(LeaseBook(), seen(B, 20.0, created=19.0, sandbox="b"), gone(B, 30.0, sandbox="b"))
+    assert holder(told(book, seen(A, 31.0, created=5.0, source="kubelet"))) == A
+
+
+def test_a_pod_that_ended_takes_nothing_from_the_heir_of_its_address() -> None:
+    """Succeeded pods keep their address in the API: what lists them as gone, ever again, is no word on their heirs."""
+    book = told(LeaseBook(), seen(A, 10.0, created=9.0), seen(B, 20.0, created=19.0), gone(A, 25.0, source="kubelet"))
+    assert holder(book) == B
+    book.replace("kubelet", [gone(A, 30.0, source="kubelet")], 30.0)
+    assert book.pending() == ()
+
+
+def test_a_sandbox_keeps_its_age_when_the_source_that_knew_it_is_gone() -> None:
+    """What remains is the word of a source that knows the pod's start only, and the sandbox is no older for that."""
+    book = told(
+        LeaseBook(),
+        seen(B, 12.0, created=11.0, sandbox="b"),
+        gone(B, 14.0, sandbox="b"),
+        seen(A, 16.0, created=15.0, sandbox="a"),
+        seen(A, 17.0, created=8.0, source="kubelet"),
+        gone(A, 20.0, sandbox="a"),
+    )
+    lease = book.lease_of(IP)
+    assert lease is not None
+    assert (lease.pod, lease.created, set(lease.sources)) == (A, 15.0, {"kubelet"})
+
+
+def test_of_a_pod_with_two_sandboxes_each_holds_its_own_address() -> None:
+    """A sandbox that was made anew has another address; the kubelet's old word keeps the dead one until it knows."""
+    other = pack("10.0.0.2")
+    book = told(
+        LeaseBook(),
+        seen(A, 10.0, created=9.0, sandbox="one"),
+        seen(A, 11.0, created=8.0, source="kubelet"),
+        gone(A, 20.0, sandbox="one"),
+        seen(A, 21.0, created=20.5, sandbox="two", ip=other),
+    )
+    assert {lease.sandbox for lease in book.open_leases()} == {"one", "two"}
+    assert holder(told(book, seen(B, 22.0, created=21.5, sandbox="b"))) == B
+    book.replace("kubelet", [seen(A, 30.0, created=8.0, source="kubelet", ip=other)], 30.0)
+    book.commit(30.0)
+    assert {(lease.pod.name, lease.sandbox) for lease in book.open_leases()} == {("serve-0", "b"), ("train-0", "two")}
+
+
+def test_who_came_and_went_twice_between_two_commits_has_one_brief_lease() -> None:
+    """Until the last time that it left; and who holds the address in the end was not brief."""
+    book = LeaseBook()
+    twice = [seen(A, 10.0, created=9.0), gone(A, 11.0), seen(A, 12.0, created=9.0), gone(A, 13.0)]
+    book.observe(twice)
+    opened, closed = book.commit(14.0)
+    assert (opened.lease.pod, closed.lease.closed) == (A, 13.0)
+
+
+def test_a_brief_lease_is_not_forgotten_over_a_late_word() -> None:
+    """A source that lists a pod whose address another has had since takes nothing from its brief lease."""
+    book = LeaseBook()
+    book.observe([seen(A, 10.0, created=9.0, sandbox="a"), gone(A, 11.0, sandbox="a")])
+    book.observe([seen(B, 13.0, created=12.0, sandbox="b"), gone(B, 14.0, sandbox="b")])
+    book.observe([seen(A, 10.5, created=8.0, source="kubelet")])
+    assert [(change.lease.pod, change.lease.closed) for change in book.commit(15.0) if isinstance(change, Close)] == [
+        (A, 11.0),
+        (B, 14.0),
+    ]
+    assert holder(book) is None
