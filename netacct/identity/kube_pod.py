@@ -89,7 +89,7 @@ def observations(
         kind, name = workload(pod.name, *pod.owner, pod.labels, pod.started)
         kept = tuple(sorted((key, pod.labels[key]) for key in labels if key in pod.labels))
         whose = Pod(pod.namespace, pod.name, pod.uid, kind, name, kept)
-        created = UNBOUNDED if pod.started is None else clock.from_wall(pod.started)
+        created = UNBOUNDED if pod.started is None else min(clock.from_wall(pod.started), at)
         ips = (WHOLE,) if pod.host_network else pod.ips
         owns = pod.phase not in ENDED
         seen += [Observation(source, ip, whose, "", created, at, present=owns) for ip in ips]

@@ -148,7 +148,7 @@ class LeaseBook:
         They come as closings, then brief leases (an opening and a closing each), then openings and updates; what closes
         under a name that only now is known is updated first. Leases open at `at`; they close then or earlier.
         """
-        changes = self._changes(at)
+        changes, brief = self._changes(at), self._brief_leases(at)
         for change in changes:
             ip = change.lease.ip
             if isinstance(change, Close):
@@ -158,12 +158,13 @@ class LeaseBook:
             elif isinstance(change, Update) and change.lease.closed is not None:
                 past = self._closed[ip]
                 past[past.index(change.old)] = change.lease
-            elif change.lease not in self._brief_leases(at):
+            elif change.lease not in brief:
                 self._open[ip] = change.lease
         self._brief.clear()
         self._left.clear()
         self._touched.clear()
-        self._forget(at - self._keep)
+        if changes:
+            self._forget(at - self._keep)
         return changes
 
     def open_leases(self) -> tuple[Lease, ...]:

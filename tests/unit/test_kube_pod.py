@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -152,6 +154,12 @@ def test_a_pod_is_observed_once_per_address() -> None:
     assert [(each.source, each.ip, each.pod, each.sandbox, each.seen_at, each.present) for each in seen] == [
         ("kubelet", ip, whose, "", 9.0, True) for ip in POD.ips
     ]
+
+
+def test_a_start_in_the_future_is_now() -> None:
+    """A wall clock that was set back makes no pod younger than all that come after it."""
+    late = dataclasses.replace(POD, started=time.time() + 3600)
+    assert {seen.created for seen in observations("kubelet", [late], 9.0)} == {9.0}
 
 
 def test_a_label_that_was_not_asked_for_is_not_kept() -> None:

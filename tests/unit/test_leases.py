@@ -388,3 +388,11 @@ def test_a_brief_lease_is_not_forgotten_over_a_late_word() -> None:
         (B, 14.0),
     ]
     assert holder(book) is None
+
+
+def test_a_tenant_of_unknown_age_holds_its_address_through_a_brief_pod() -> None:
+    """A pod that came and went between two commits has its lease, and the tenant that a file lists keeps its own."""
+    book = told(LeaseBook(), seen(A, 10.0, source="file"))
+    book.observe([seen(B, 20.0, created=19.0, sandbox="b"), gone(B, 21.0, sandbox="b")])
+    assert [type(change) for change in book.commit(22.0)] == [Open, Close]
+    assert holder(book) == A
