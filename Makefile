@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTEST := .venv/bin/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-kernel test-prometheus test-systemd test-cluster demo-cluster setup-cluster lint format bench golden wheel setup clean
+.PHONY: help demo test test-quick test-kernel test-prometheus test-systemd test-cluster demo-cluster setup-cluster lint format bench golden wheel image setup clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -59,6 +59,10 @@ bench: setup ## measure; CHECK=1 fails where a threshold is missed (ARGS="--only
 
 wheel: setup ## build the wheel into dist/
 	.venv/bin/python -m build --wheel
+
+image: ## build a container image into dist/, without Docker (ARGS="--name registry.example/netacct:1")
+	@tools/setup run
+	@tools/image $(ARGS)
 
 clean: ## remove everything that make made
 	rm -rf .venv .tools build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
