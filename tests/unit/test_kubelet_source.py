@@ -245,7 +245,7 @@ def pinned(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_kubelets_own_certificate_is_pinned(pinned: Server, token: Path, ask: Ask) -> None:
-    """With `ca_file: auto` the certificate in the kubelet's directory is trusted, whatever name it is for."""
+    """With `ca_file: auto` the certificate in the kubelet's directory is trusted, whatever name and dates it has."""
     assert ask(Access(url=pinned.url, token_file=str(token))).addresses() == ["10.0.0.1"]
 
 

@@ -37,8 +37,13 @@ class Authority:
         return self._make(name, f"subjectAltName={alternative or 'DNS:' + name}", *options)
 
     def itself(self, name: str, alternative: str) -> Keys:
-        """A certificate that nobody signed but its owner."""
-        return self._make(name, f"subjectAltName={alternative}", "-addext", "basicConstraints=critical,CA:false")
+        """A certificate that nobody signed but its owner, and that ended yesterday."""
+        keys = self._make(name, f"subjectAltName={alternative}", "-addext", "basicConstraints=critical,CA:false")
+        assert OPENSSL
+        old = ["x509", "-in", keys.certificate, "-signkey", keys.key, "-days", "-1", "-out", keys.certificate + ".old"]
+        subprocess.run([OPENSSL, *old], check=True, capture_output=True)
+        Path(keys.certificate + ".old").rename(keys.certificate)
+        return keys
 
     def _make(self, name: str, extension: str, *options: str) -> Keys:
         keys = Keys(str(self._directory / f"{name}.crt"), str(self._directory / f"{name}.key"))
