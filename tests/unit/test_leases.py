@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from netacct.identity import kube_pod
 from netacct.identity.leases import Close, LeaseBook, Open, Update, needs_reading
 from netacct.model import UNBOUNDED, Address, Observation, Pod, pack
 
@@ -396,3 +397,25 @@ def test_a_tenant_of_unknown_age_holds_its_address_through_a_brief_pod() -> None
     book.observe([seen(B, 20.0, created=19.0, sandbox="b"), gone(B, 21.0, sandbox="b")])
     assert [type(change) for change in book.commit(22.0)] == [Open, Close]
     assert holder(book) == A
+
+
+def test_a_static_pod_is_one_whether_the_runtime_or_the_api_server_tells_of_it() -> None:
+    """The mirror of a static pod names the uid that the runtime knows, the hash of its manifest: both words join."""
+    mirror = kube_pod.from_json(
+        {
+            "metadata": {
+                "namespace": "kube-system",
+                "name": "proxy-node-1",
+                "uid": "of-the-copy",
+                "annotations": {kube_pod.MIRROR: "d41d8cd9"},
+            },
+            "status": {"phase": "Pending", "podIPs": [{"ip": "10.0.0.1"}]},
+        }
+    )
+    assert mirror is not None
+    own = Pod("kube-system", "proxy-node-1", "d41d8cd9")
+    book = told(LeaseBook(), seen(own, 10.0, created=9.0, sandbox="a", source="cni"))
+    book.replace("apiserver", kube_pod.observations("apiserver", [mirror], 11.0), 11.0)
+    book.commit(11.0)
+    (lease,) = book.open_leases()
+    assert (lease.pod.uid, lease.sandbox, set(lease.sources)) == ("d41d8cd9", "a", {"cni", "apiserver"})
