@@ -220,12 +220,13 @@ class Agent:
                 self._check()
             if clock.now() - self._counting.snapshot.at >= SHARED_SECONDS:
                 self._attempt("reading", self._refresh)
-        now, config = clock.now(), self._config
+        now, config, health = clock.now(), self._config, self._sources()
         self._last = dataclasses.replace(
             showing.view(config, self._policy, self._datapath, self._books, self._marking, now),
             rules_in_sync=not self._differences and not self.paused if config.enabled else None,
             rule_repairs=self._repairs,
-            sources_up={name: health.up for name, health in self._sources().items()},
+            sources_up=showing.ups(health),
+            sources_age=showing.ages(health),
             reading_age_seconds=None if self.paused else max(0.0, now - self._counting.snapshot.at),
             config_last_reload_successful=self._reloaded,
             collectors=dict(self._counting.collected),
@@ -305,6 +306,11 @@ class Agent:
         if self.paused:
             return []
         return showing.troubles(self._differences, clock.now() - self._counting.snapshot.at > 3 * SETTLE_SECONDS)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether bytes wait for the name of their sender."""
+        return self._books.ledger.waiting
 
     def pods(self) -> list[dict[str, object]]:
         """Each pod with an open lease, for `netacct pods`."""

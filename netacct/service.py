@@ -240,6 +240,8 @@ class Service:
             self._work(min(max(self._due() - self._round, 0.0), self._idle))
             if self._due() <= clock.now():
                 self._survive("tick", self._agent.tick)
+            if self._agent.waiting:
+                self._sources.hurry()
             if self._holding and self._holding.due <= clock.now():
                 self._survive("looking after lock and socket", self._holding.look)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import netacct
 from netacct.books import Books
 from netacct.config import Config
 from netacct.export.native import Detail, View
+from netacct.identity.source import Health
 from netacct.kernel.base import Datapath
 from netacct.marking import Marking
 from netacct.policy import Policy
@@ -51,6 +52,16 @@ def status(policy: Policy, datapath: Datapath, books: Books, differences: Sequen
 def pause_reason(config: Config) -> str:
     """What paused the accounting, for the log."""
     return "netacct rules remove" if config.enabled else "enabled is false in the configuration"
+
+
+def ups(health: Mapping[str, Health]) -> dict[str, bool]:
+    """Which sources work."""
+    return {name: each.up for name, each in health.items()}
+
+
+def ages(health: Mapping[str, Health]) -> dict[str, float]:
+    """How old the last answer of each source is that asks, seconds."""
+    return {name: each.age for name, each in health.items() if each.age is not None}
 
 
 def troubles(differences: Sequence[str], is_old: bool) -> list[str]:

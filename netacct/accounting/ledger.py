@@ -172,6 +172,11 @@ class Ledger:
                     waiting[flow] = waiting[flow].plus(count) if flow in waiting else count
         return waiting
 
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waits for a name."""
+        return bool(self._pending)
+
     def alive(self, now: float) -> Iterator[tuple[Level, Name, Pod | None]]:
         """The names that have series of their own at `now`, and at level POD the pod."""
         return self._series.alive(now)

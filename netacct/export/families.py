@@ -137,7 +137,17 @@ MARKS_ENABLED = Family(
     ("reason",),
 )
 IDENTITY_SOURCE_UP = Family(
-    "netacct_identity_source_up", "gauge", "1 if this source of pod identities works, else 0.", ("source",)
+    "netacct_identity_source_up",
+    "gauge",
+    "1 if this source of pod identities, or of local ranges, works, else 0.",
+    ("source",),
+)
+IDENTITY_SOURCE_AGE = Family(
+    "netacct_identity_source_age_seconds",
+    "gauge",
+    "Age in seconds of the last answer of a source that asks.",
+    ("source",),
+    "seconds",
 )
 LEASES = Family("netacct_leases", "gauge", "Pod addresses that a known pod holds now.")
 SERIES_CAPPED = Family(
@@ -187,6 +197,7 @@ ALL: tuple[Family, ...] = (
     AMBIGUOUS_BYTES,
     MARKS_ENABLED,
     IDENTITY_SOURCE_UP,
+    IDENTITY_SOURCE_AGE,
     LEASES,
     SERIES_CAPPED,
     ACCOUNTING_START,

@@ -68,6 +68,7 @@ class View:
         marks_enabled: whether packets are marked.
         marks_reason: why not; "" when they are.
         sources_up: identity source -> whether it works.
+        sources_age: identity source that asks -> seconds since its last answer.
         leases: open leases.
         series_capped: count since accounting started.
         accounting_start: unix seconds.
@@ -93,7 +94,8 @@ class View:
     ambiguous_bytes: int | None = None
     marks_enabled: bool | None = None
     marks_reason: str = ""
-    sources_up: Mapping[str, bool] = field(default_factory=dict)
+    sources_up: Mapping[str, float] = field(default_factory=dict)
+    sources_age: Mapping[str, float] = field(default_factory=dict)
     leases: int | None = None
     series_capped: int | None = None
     accounting_start: float | None = None
@@ -250,10 +252,11 @@ def agent_metrics(view: View) -> Sequence[Metric]:
         families.POLICY_INFO.metric([((_text(view.policy_name), view.policy_hash), 1.0)]),
     ]
     marks = None if view.marks_enabled is None else {view.marks_reason: view.marks_enabled}
-    by_label: list[tuple[Family, Mapping[str, bool] | None]] = [
+    by_label: list[tuple[Family, Mapping[str, float] | None]] = [
         (families.BLIND_SPOT, view.blind_spots),
         (families.MARKS_ENABLED, marks),
         (families.IDENTITY_SOURCE_UP, view.sources_up),
+        (families.IDENTITY_SOURCE_AGE, view.sources_age),
     ]
     single: list[tuple[Family, float | None]] = [
         (families.COVERAGE_RATIO, view.coverage_ratio),
