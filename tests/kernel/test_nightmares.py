@@ -445,11 +445,11 @@ def _into_the_void(lab: Lab, family: Family) -> Iterator[None]:
 
 
 def test_addresses_can_be_added_for_ever(subject: Subject) -> None:
-    """After 40,000 additions and as many deletions the next one works, in both families (a library gave up)."""
+    """After 120,000 additions and as many deletions the next one works, in both families (a library gave up)."""
     subject.install(plan(*DYNAMIC, capacity=600))
     ips = [pack(f"10.244.8.{n}") for n in range(200)] + [pack(f"fd00:10:244:1::5:{n:x}") for n in range(200)]
     with subject.on_node() as datapath:
-        for _ in range(10):
+        for _ in range(30):
             datapath.add(ips)
             datapath.discard(ips)
         datapath.add(ips)
