@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from netacct.model import Network
-from netacct.policy import CLUSTER, NODE, POD, SERVICE, Policy, Prefix, canonical, sort_key
+from netacct.policy import CLUSTER, NODE, POD, SERVICE, Policy, Prefix, sort_key
 
 RANK = (NODE, POD, SERVICE, CLUSTER)
 """Which class an equal range that was found in several gets: the first."""
@@ -57,35 +57,55 @@ def merge(policy: Policy, found: Iterable[Prefix], local: Iterable[Network] = ()
 
 
 def sure(policy: Policy, found: Iterable[Prefix], local: Iterable[Network]) -> tuple[Prefix, ...]:
-    """What was found, with `cluster` for each network of which it is not certain that only nodes, or pods, are there.
+    """What was found, sorted, with `cluster` for networks of which it is not certain that only nodes, or pods, are in.
 
-    The result is sorted; each network is there once in each class.
+    Arguments as for `merge`.
     """
-    facts = sorted(set(found), key=_order)
-    ranges = [*canonical(local)]
-    known = [fact.network for fact in (*policy.prefixes, *facts) if fact.traffic == POD]
-    shared: dict[Network, str] = {}
-    for fact in facts:
-        if fact.traffic == NODE and not _is_said_to_be_nodes(policy, fact.network):
-            why = _doubt(fact.network, ranges, known)
-            if why:
-                shared[fact.network] = why
-    return tuple(sorted((_doubted(fact, shared) for fact in facts), key=_order))
+    return _resolved(_known(policy, found), local)
 
 
 class Merging:
-    """`merge`, which costs nothing where nothing has changed since the last time."""
+    """`merge`, which costs next to nothing where neither policy nor facts have changed since the last time."""
 
     def __init__(self) -> None:
-        self._key: tuple[Policy, tuple[Prefix, ...]] | None = None
+        self._policy: Policy | None = None
+        self._found: Collection[Prefix] = ()
+        self._known = _Known((), (), ())
+        self._facts: tuple[Prefix, ...] = ()
         self._merged: Merged | None = None
 
     def __call__(self, policy: Policy, found: Collection[Prefix], local: Iterable[Network]) -> Merged:
         """As `merge`."""
-        facts = sure(policy, found, local) if found else ()
-        if self._merged is None or self._key is None or self._key[0] is not policy or self._key[1] != facts:
-            self._key, self._merged = (policy, facts), _insert(policy, facts)
+        if policy is not self._policy:
+            self._policy, self._known, self._merged = policy, _known(policy, found), None
+        elif found != self._found:
+            self._known = _known(policy, found)
+        self._found, facts = found, _resolved(self._known, local)
+        if self._merged is None or facts != self._facts:
+            self._facts, self._merged = facts, _insert(policy, facts)
         return self._merged
+
+
+class _Known(NamedTuple):
+    """What was found, sorted; the subnets among it whose class the policy leaves open; and all ranges of pods."""
+
+    facts: tuple[Prefix, ...]
+    subnets: tuple[Network, ...]
+    pods: tuple[Network, ...]
+
+
+def _known(policy: Policy, found: Iterable[Prefix]) -> _Known:
+    facts = tuple(sorted(set(found), key=_order))
+    subnets = (fact.network for fact in facts if fact.traffic == NODE)
+    pods = (fact.network for fact in (*policy.prefixes, *facts) if fact.traffic == POD)
+    return _Known(facts, tuple(net for net in subnets if not _is_said_to_be_nodes(policy, net)), tuple(pods))
+
+
+def _resolved(known: _Known, local: Iterable[Network]) -> tuple[Prefix, ...]:
+    ranges = tuple(local)
+    doubts = {subnet: _doubt(subnet, ranges, known.pods) for subnet in known.subnets}
+    shared = {subnet: why for subnet, why in doubts.items() if why}
+    return tuple(sorted((_doubted(fact, shared) for fact in known.facts), key=_order)) if shared else known.facts
 
 
 def _order(fact: Prefix) -> tuple[tuple[int, int, int], int, str]:
@@ -104,8 +124,7 @@ def _doubt(subnet: Network, local: Iterable[Network], pods: Iterable[Network]) -
     for net in local:
         if (_inside(net, subnet) or _inside(subnet, net)) and not any(_inside(net, part) for part in apart):
             return f"pods of this node are in {subnet}, too"
-    elsewhere = (net for net in (*local, *pods) if net.version == subnet.version and not net.overlaps(subnet))
-    if not apart and next(elsewhere, None) is None:
+    if not apart and not any(net.version == subnet.version and not net.overlaps(subnet) for net in (*local, *pods)):
         return f"whether pods are in {subnet}, too, is not known"
     return ""
 
@@ -172,5 +191,8 @@ def _refusal(policy: Policy, names: Collection[str], fact: Prefix, around: list[
 
 
 def _inside(inner: Network, outer: Network) -> bool:
-    """Whether one network lies in another, or is the same. Also answers across families."""
-    return inner.version == outer.version and inner.prefixlen >= outer.prefixlen and outer.overlaps(inner)
+    """Whether one network lies in another, or is the same; a third of what `subnet_of` costs, across families too."""
+    if inner.version != outer.version or inner.prefixlen < outer.prefixlen:
+        return False
+    spare = outer.max_prefixlen - outer.prefixlen
+    return int(inner.network_address) >> spare == int(outer.network_address) >> spare
