@@ -49,6 +49,8 @@ for place in $STATE; do
 done
 mount -t tmpfs -o mode=755 run /run
 mkdir -p /run/netns /run/lock
+# as systemd has it: without, no pod gets a volume into which the host's mounts propagate
+mount --make-rshared /
 """
 _STATE = ("var/lib/cni", "var/lib/containerd", "var/lib/kubelet", "var/log/pods", "var/log/containers", "etc/cni")
 _STATE_OF_NETACCT = ("etc/netacct", "var/lib/netacct")
