@@ -146,10 +146,12 @@ class Node(Host):
         cgroups.remove(self.cgroup)
 
     def _ready_network(self) -> None:
-        """What is not on disk: what an ip-masq-agent does, and counters in each pod's network namespace."""
+        """What is not on disk: masquerading as by an ip-masq-agent, no route to pods that are gone, pods' counters."""
         for family, program in ((4, "iptables"), (6, "ip6tables")):
             way = ["-s", self.pod_ranges[family], "-d", plan.INTERNET_RANGES[family]]  # type: ignore[index] # 4 or 6
             self.run([program, "-w", "-t", "nat", "-A", "POSTROUTING", *way, "-j", "MASQUERADE"])
+        # as Calico has it: what is sent to a pod that is gone would else go round by the default route
+        self.batch(*(f"route add unreachable {pods}" for pods in self.pod_ranges.values()))
         self.truth.follow(self.path("/"))
 
     def _configure(self) -> None:

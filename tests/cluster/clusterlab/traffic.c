@@ -3,6 +3,8 @@
  *     traffic serve PORT...                      both protocols, both families, until SIGTERM
  *     traffic udp ADDRESS PORT COUNT SIZE REPLY  COUNT datagrams of SIZE bytes, each answered by REPLY bytes (0: never)
  *     traffic tcp ADDRESS PORT UP DOWN           UP bytes there, then DOWN bytes back (DOWN "any": whatever comes)
+ *     traffic flow FILE SIZE REPLY               while FILE is there: datagrams to each `ADDRESS PORT` in it, 15 a second,
+ *                                                each asking for an answer, and waiting for none; prints nothing
  *     traffic pause                              nothing, until SIGTERM (which PID 1 of a container would ignore)
  *
  * The client asks for its answers in the first bytes of what it sends, so SIZE is at least 8 and UP at least 16, or no
@@ -22,7 +24,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MOST_PORTS = 16, MOST_PEERS = 1024, MOST_BYTES = 65507, PATIENCE_S = 10 };
+enum { MOST_PORTS = 16, MOST_PEERS = 1024, MOST_BYTES = 65507, PATIENCE_S = 10, MOST_TARGETS = 32, PACE_US = 50000 };
+static const uint32_t FORGET = UINT32_MAX; /* as `left`: nobody wants to know what was sent to this peer */
 
 struct question { /* of UDP, network order */
     uint32_t reply, left;
@@ -97,8 +100,8 @@ static void answer(int end) {
     data.iov_len = ntohl(asked.reply);
     if (data.iov_len && data.iov_len <= MOST_BYTES && sendmsg(end, &message, 0) == (ssize_t)data.iov_len)
         peer->sent++, peer->sent_bytes += data.iov_len;
-    if (asked.left) return;
-    say("udp", &from, peer->sent_bytes, peer->got_bytes);
+    if (asked.left && ntohl(asked.left) != FORGET) return;
+    if (!asked.left) say("udp", &from, peer->sent_bytes, peer->got_bytes);
     memset(peer, 0, sizeof *peer);
 }
 
@@ -188,6 +191,36 @@ static int udp(char **argument) {
     return sent != (uint64_t)count * size || received != (uint64_t)count * reply;
 }
 
+static int targets(const char *path, int *ends) {
+    char address[INET6_ADDRSTRLEN], port[8];
+    struct sockaddr_in6 peer;
+    int number = 0;
+    FILE *file = fopen(path, "r");
+    while (file && number < MOST_TARGETS && fscanf(file, "%45s %7s", address, port) == 2)
+        ends[number++] = reach(SOCK_DGRAM, address, port, &peer);
+    if (file) fclose(file);
+    return number;
+}
+
+/* Sockets live for a second: so each NAT of a node is met by new flows as well as by known ones. */
+static void flow(char **argument) {
+    struct question question = {htonl(atoi(argument[2])), htonl(FORGET)};
+    size_t size = atoi(argument[1]);
+    int ends[MOST_TARGETS];
+    if (size < sizeof question || size > MOST_BYTES) errx(2, "SIZE is 8 to %d", MOST_BYTES);
+    memcpy(buffer, &question, sizeof question);
+    for (;;) {
+        int number = targets(argument[0], ends);
+        for (int round = 0; round < 20; round++) {
+            /* in the last rounds answers come, and find a socket */
+            for (int each = 0; each < number; each++)
+                if (round < 15 && !access(argument[0], F_OK)) send(ends[each], buffer, size, MSG_DONTWAIT);
+            usleep(PACE_US);
+        }
+        while (number--) close(ends[number]);
+    }
+}
+
 static int tcp(char **argument) {
     struct sockaddr_in6 peer;
     int any = !strcmp(argument[3], "any");
@@ -208,8 +241,10 @@ int main(int number, char **argument) {
     if (number > 2 && !strcmp(argument[1], "serve")) serve(argument + 2);
     if (number == 7 && !strcmp(argument[1], "udp")) return udp(argument + 2);
     if (number == 6 && !strcmp(argument[1], "tcp")) return tcp(argument + 2);
+    if (number == 5 && !strcmp(argument[1], "flow")) flow(argument + 2);
     if (number == 2 && !strcmp(argument[1], "pause"))
         for (;;) pause();
-    fprintf(stderr, "usage: traffic serve PORT... | udp ADDRESS PORT COUNT SIZE REPLY | tcp ADDRESS PORT UP DOWN | pause\n");
+    fprintf(stderr, "usage: traffic serve PORT... | udp ADDRESS PORT COUNT SIZE REPLY | tcp ADDRESS PORT UP DOWN"
+                    " | flow FILE SIZE REPLY | pause\n");
     return 2;
 }

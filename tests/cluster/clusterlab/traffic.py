@@ -37,6 +37,16 @@ def greet(address: str, port: int) -> str:
     return f"traffic tcp {address} {port} 16 any"
 
 
+def flow(targets_file: str, size: int = 400, reply: int = 200) -> tuple[str, ...]:
+    """A container's command: while the file is there, datagrams to each target of it (`targets_text`), 15 a second."""
+    return (SERVER, "flow", targets_file, str(size), str(reply))
+
+
+def targets_text(targets: Iterable[tuple[str, int]]) -> str:
+    """Addresses and ports in the form that `flow` reads."""
+    return "".join(f"{address} {port}\n" for address, port in targets)
+
+
 def script(commands: Iterable[str]) -> tuple[str, ...]:
     """A container's command: one after the other; fails with the first that fails."""
     return ("/bin/sh", "-ec", "\n".join(commands))
