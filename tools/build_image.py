@@ -72,7 +72,7 @@ def main() -> int:
     version = _version()
     parser = argparse.ArgumentParser(prog="tools/image", description="Build netacct's container image.")
     parser.add_argument("--output", type=Path, default=ROOT / "dist" / "netacct-image.tar")
-    parser.add_argument("--name", default=f"localhost/netacct:{version}", help="default: %(default)s")
+    parser.add_argument("--name", default=default_name(), help="default: %(default)s")
     arguments = parser.parse_args()
     try:
         layers = build()
@@ -87,6 +87,11 @@ def main() -> int:
     size = arguments.output.stat().st_size
     print(f"{arguments.output}: {arguments.name}, {size / 1e6:.1f} MB, {on_node / 1e6:.1f} MB on a node")
     return 0
+
+
+def default_name() -> str:
+    """The name that the manifests in deploy/ have. `localhost` is nobody's registry: nothing is ever pulled from it."""
+    return f"localhost/netacct:{_version()}"
 
 
 def build() -> dict[str, Layer]:
