@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     effective, errors = config.examine(args.config_file, flags(args))
     policy = _attempt(lambda: _policy(effective), errors)
     pods = _attempt(lambda: _pods(effective), errors)
-    cluster = [] if errors else _attempt(lambda: _cluster(effective), errors)
+    cluster, faults = (None if errors else _attempt(lambda: _cluster(effective), errors)) or ([], [])
     settings = config.effective(effective)
     if args.output == "json":
         output.write_json(
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
                 "policy": policy,
                 "pods": pods,
                 "cluster_ranges": cluster,
+                "cluster_faults": faults,
                 "errors": [
                     {"file": e.file, "line": e.line, "key": e.key, "found": e.found, "allowed": e.allowed}
                     for e in errors
@@ -55,9 +56,10 @@ def run(args: argparse.Namespace) -> int:
     output.write(output.table(("KEY", "VALUE", "FROM"), [row for setting in settings for row in _rows(setting)]))
     if policy is not None:
         output.write("policy: {name} ({file}), {cidrs} CIDRs, hash {hash}\n".format_map(policy))
-    for line in cluster or ():
+    for line in cluster:
         note = f"; not used: {line['unused']}" if line["unused"] else ""
         output.write("cluster range: {network} {traffic}, {because}".format_map(line) + f"{note}\n")
+    output.write("".join(f"not taken for a cluster range: {why}\n" for why in faults))
     if pods is not None:
         note = f" ({pods['note']})" if "note" in pods else ""
         output.write("pods file: {file}, {pods} pods, {addresses} addresses".format_map(pods) + f"{note}\n")
@@ -74,18 +76,19 @@ def _policy(effective: config.Config) -> dict[str, Any]:
     return {"file": policy.path, "name": policy.name, "hash": policy.hash, "cidrs": len(policy.prefixes)}
 
 
-def _cluster(effective: config.Config) -> list[dict[str, str]]:
-    """The ranges of the whole cluster that are found now, and why one of them is not used."""
+def _cluster(effective: config.Config) -> tuple[list[dict[str, str]], list[str]]:
+    """The ranges of the whole cluster that are found now, with why one is not used; and what cannot be a range."""
     from netacct import desired, policy_file, policy_found, sources  # noqa: PLC0415 -- other commands start faster without it
 
     policy = policy_file.load(effective.policy)
     local = desired.local_ranges(effective)
-    found, _ = sources.cluster_ranges(effective, local.facts)
+    found, faults = sources.cluster_ranges(effective, local.facts)
     unused = dict(policy_found.merge(policy, found, local.networks).unused)
-    return [
+    lines = [
         {"network": str(fact.network), "traffic": fact.traffic, "because": fact.origin, "unused": unused.get(fact, "")}
         for fact in policy_found.sure(policy, found, local.networks)
     ]
+    return lines, list(faults)
 
 
 def _pods(effective: config.Config) -> dict[str, Any] | None:

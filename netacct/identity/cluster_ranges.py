@@ -103,9 +103,9 @@ class ClusterRanges:
         self._faults = faults
         if self._kept.all != self._told:
             self._told = self._kept.all
-            self._log.info("cluster ranges", found=", ".join(f"{one.network} {one.traffic}" for one in self._told))
             if self._tell is not None:
                 self._tell(self._told)
+            self._log.info("cluster ranges", found=", ".join(f"{one.network} {one.traffic}" for one in self._told))
 
     def _readings(self) -> list[Reading]:
         """What all that is due to be asked says now."""
