@@ -192,8 +192,7 @@ def _prefixes(
             chosen += ((name, selection) for selection in selections(keys["list"]))
         elif not items and "builtin" not in keys and name not in FOUND and name != default:
             allowed = (
-                f"cidrs, a list, or builtin: {', '.join(BUILTIN)}; "
-                f"only {', '.join(FOUND)} and the default may be empty"
+                f"cidrs, a list, or builtin: {', '.join(BUILTIN)}; only {', '.join(FOUND)} and the default may be empty"
             )
             raise node.error(f"class {name!r} is empty", allowed)
     found = {net: Prefix(net, name, origin(node)) for net, (name, node) in written.items()}

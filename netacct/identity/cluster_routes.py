@@ -15,6 +15,7 @@ full table of the internet.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import re
@@ -83,7 +84,8 @@ class Routes:
     def look(self) -> list[Reading]:
         """The networks of the node's way out, and the pods' networks behind plugins' interfaces. Raises OSError."""
         with rtnetlink.connect() as channel:
-            channel.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
+            with contextlib.suppress(OSError):  # before Linux 4.20 the kernel sends all, and the parsers choose
+                channel.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
             return [Reading("subnets", *_checked(_subnets(channel))), self._behind(channel)]
 
     def _behind(self, channel: socket.socket) -> Reading:
