@@ -1,7 +1,8 @@
 """The command lines of Kubernetes' programs on this node, and the configuration files that they name.
 
 A scan opens a small file for each process, so it is made rarely: at first, when a program that was found has ended,
-and every ten minutes. `comm` is read before `cmdline`, which waits for a process whose memory is being changed.
+and then after pauses that grow from a minute to ten, for an agent may start long before the kubelet. `comm` is read
+before `cmdline`, which waits for a process whose memory is being changed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import glob
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from netacct.identity.cluster_kubernetes import FLAGS, flags
 
-SCAN = 600.0
-"""Seconds between scans of all processes."""
+SCAN_FIRST, SCAN_LIMIT = 60.0, 600.0
+"""Seconds between two scans of all processes: after the first, or one that found others; and at the most."""
 
 SIZE_LIMIT = 1 << 17
 """Bytes of a command line that are read; as much as one argument can have (MAX_ARG_STRLEN)."""
@@ -42,18 +43,24 @@ class Programs:
 
     Args:
         proc: where proc(5) is mounted.
+        now: seconds of a clock that never goes back.
     """
 
-    def __init__(self, proc: str = "/proc") -> None:
-        self._proc = proc
+    def __init__(self, proc: str = "/proc", now: Callable[[], float] = time.monotonic) -> None:
+        self._proc, self._now = proc, now
         self._found: tuple[Program, ...] = ()
+        self._pause = SCAN_FIRST
         self._due = 0.0
 
     def look(self) -> tuple[Program, ...]:
         """Those that run now, or ran at the last scan."""
-        if time.monotonic() >= self._due or any(self._comm(one.pid) != one.name for one in self._found):
-            self._found = tuple(self._scan())
-            self._due = time.monotonic() + SCAN
+        now = self._now()
+        if now >= self._due or any(self._comm(one.pid) != one.name for one in self._found):
+            before, self._found = self._found, tuple(self._scan())
+            if self._found != before:
+                self._pause = SCAN_FIRST
+            self._due = now + self._pause
+            self._pause = min(self._pause * 2, SCAN_LIMIT)
         return self._found
 
     def _scan(self) -> Iterator[Program]:

@@ -385,6 +385,22 @@ def test_processes_are_looked_for_again_when_one_has_ended(node: Node) -> None:
     assert [one.pid for one in programs.look()] == [8]
 
 
+@pytest.mark.parametrize(("idle", "minutes"), [(0, 1), (1, 2), (3, 4), (120, 10)])
+def test_programs_that_come_late_are_found(node: Node, idle: int, minutes: int) -> None:
+    """An agent that starts before the kubelet finds kube-proxy within a minute; the longer there is none, the later."""
+    now = [0.0]
+    programs = Programs(str(node.proc), lambda: now[0])
+    for minute in range(idle + 1):
+        now[0] = 60.0 * minute
+        assert not programs.look()
+    node.runs(7, "kube-proxy", "--cluster-cidr=10.4.0.0/16")
+    waited = 0
+    while not programs.look():
+        waited += 1
+        now[0] += 60.0
+    assert 0 < waited <= minutes
+
+
 def test_the_same_flag_twice_means_the_last() -> None:
     """As Kubernetes' programs take it; a flag without a value, and words that are none, change nothing."""
     words = ["--v", "2", "--a=1", "x", "--a=2", "--alsologtostderr", "--b", "--c", "3", "4"]
