@@ -14,7 +14,19 @@ import pytest
 from netacct.cli import doctor as command
 from netacct.doctor import checks
 from netacct.doctor.checks.kernel import YEAR_2025
-from netacct.doctor.facts import Agent, Datapath, Facts, Fault, Holder, InterfaceNetwork, Link, Process, Rules, Settings
+from netacct.doctor.facts import (
+    Agent,
+    Datapath,
+    Facts,
+    Fault,
+    Holder,
+    InterfaceNetwork,
+    Link,
+    NftChain,
+    Process,
+    Rules,
+    Settings,
+)
 from netacct.doctor.facts import XtablesLock as Lock
 from netacct.doctor.finding import CATALOGUE, SEVERITIES, finding
 from netacct.doctor.look import kernel, links, nft, process
@@ -96,6 +108,14 @@ def test_what_counts_is_said_wherever_something_does() -> None:
         (Datapath("nftables", "why"), []),
     ):
         assert [(item.name, item.what) for item in checks.examine(Facts(datapath=datapath))] == found
+
+
+@pytest.mark.parametrize(("installed", "found"), [("iptables", ["host-uses-nftables"]), ("nftables", [])])
+def test_the_hint_in_nftables_matters_to_legacy_rules_only(installed: str, found: list[str]) -> None:
+    """The kubelet's chains in nftables are no finding where our rules are there, too."""
+    hint = NftChain("ip", "mangle", "KUBE-IPTABLES-HINT")
+    facts = Facts(datapath=Datapath(installed, installed=(installed,)), rules=Rules(installed=True), nft_chains=(hint,))
+    assert [name for name in names(facts) if name == "host-uses-nftables"] == found
 
 
 def test_a_module_that_is_configured_but_not_installed_is_missing() -> None:

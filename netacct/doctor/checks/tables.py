@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from netacct.doctor.facts import Facts, NftChain, NftRule, XtTable
 from netacct.doctor.finding import Finding, finding
+from netacct.kernel.detect import IPTABLES
 from netacct.kernel.layout import CHAIN_PREFIX
 from netacct.kernel.xtables import rivals
 
@@ -78,7 +79,7 @@ def backends(facts: Facts) -> Iterable[Finding]:
             f"{legacy.total()} rules in legacy tables ({_listed(legacy)}), {nft.total()} in nftables ({_listed(nft)})"
         )
         yield finding("legacy-and-nft-mixed", what + kubelet, "iptables")
-    elif hints and facts.rules.installed:
+    elif hints and IPTABLES in facts.datapath.installed:
         yield finding("host-uses-nftables", f"the kubelet keeps {', '.join(sorted(set(hints)))}", "iptables")
 
 
