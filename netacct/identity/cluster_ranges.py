@@ -21,7 +21,7 @@ from netacct.identity.cluster import Kept, Reading, fault, keep
 from netacct.identity.cluster_files import Files
 from netacct.identity.cluster_routes import Routes
 from netacct.identity.cni_cache import CONFIGURATION
-from netacct.policy import POD, Prefix
+from netacct.policy import CLUSTER, NODE, POD, Prefix
 
 PACE = Pace(poll=60.0, quiet=0.2, limit=2.0)
 
@@ -112,7 +112,7 @@ class ClusterRanges:
         readings = self._files.look()
         if "routes" in self._providers:
             readings += self._attempt("routes", self._routes.look)
-        readings.append(_checked(Reading("cloud", self._cloud)))
+        readings.append(_checked(Reading("cloud", tuple(self._placed(fact) for fact in self._cloud))))
         if "rules" in self._providers:
             readings += self._attempt("rules", lambda: [_checked(Reading("rules", tuple(self._rules[0]())))])
             known = any(fact.traffic == POD for reading in readings for fact in reading.facts)
@@ -121,6 +121,11 @@ class ClusterRanges:
                 legacy = "legacy rules"
                 readings += self._attempt(legacy, lambda: [_checked(Reading(legacy, tuple(self._rules[1]())))])
         return readings
+
+    def _placed(self, fact: Prefix) -> Prefix:
+        """A cloud's subnet is one of nodes where this node reaches the others by it; another one holds who knows whom."""
+        here = any(way.ip in fact.network for way in self._routes.ways_out)
+        return fact if fact.traffic != NODE or here else fact._replace(traffic=CLUSTER)
 
     def _attempt(self, kind: str, look: Callable[[], list[Reading]]) -> list[Reading]:
         try:

@@ -23,7 +23,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from netacct import rtnetlink
 from netacct.identity.cluster import Reading, fault
@@ -64,7 +64,8 @@ _ARPHRD_ETHER, _ARPHRD_INFINIBAND = 1, 32
 _RT_TABLE_MAIN, _RTN_UNICAST = 254, 1
 _SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
 _SIZES: Mapping[int, int] = {socket.AF_INET: 32, socket.AF_INET6: 128}
-_LENGTHS: Mapping[int, int] = {4: 32, 16: 128}
+
+Interface: TypeAlias = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
 
 class Link(NamedTuple):
@@ -76,9 +77,13 @@ class Link(NamedTuple):
 
 
 class Routes:
-    """What routing says; what it said once it does not take back, because nodes come and go. For one thread."""
+    """What routing says; what it said once it does not take back, because nodes come and go. For one thread.
+
+    `ways_out` are the addresses, with their networks, by which the node reached others at the last look.
+    """
 
     def __init__(self) -> None:
+        self.ways_out: tuple[Interface, ...] = ()
         self._seen: dict[str, frozenset[Network]] = {}
 
     def look(self) -> list[Reading]:
@@ -86,7 +91,14 @@ class Routes:
         with rtnetlink.connect() as channel:
             with contextlib.suppress(OSError):  # before Linux 4.20 the kernel sends all, and the parsers choose
                 channel.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
-            return [Reading("subnets", *_checked(_subnets(channel))), self._behind(channel)]
+            named = list(_ways_out(channel))
+            self.ways_out = tuple(address for address, _ in named)
+            subnets = [
+                Prefix(address.network, NODE, f"connected subnet of {name}, which has the default route")
+                for address, name in named
+                if address.network.num_addresses > 1
+            ]
+            return [Reading("subnets", *_checked(subnets)), self._behind(channel)]
 
     def _behind(self, channel: socket.socket) -> Reading:
         facts: list[Prefix] = []
@@ -132,29 +144,27 @@ def _checked(facts: Iterable[Prefix]) -> tuple[tuple[Prefix, ...], tuple[str, ..
     return tuple(dict.fromkeys(good)), tuple(bad)
 
 
-def _subnets(channel: socket.socket) -> Iterator[Prefix]:
-    """The connected networks of the interfaces by which the node reaches others; none of single addresses."""
+def _ways_out(channel: socket.socket) -> Iterator[tuple[Interface, str]]:
+    """The addresses of the interfaces by which the node reaches others, and the interfaces' names."""
     for family in _ELSEWHERE:
         link = _way_out(channel, family)
         if link is None or not link.shared:
             continue
         for message in rtnetlink.dump_whole(channel, _RTM_GETADDR, _IFADDRMSG.pack(family, 0, 0, 0, link.number)):
-            network = parse_address(message, link.number)
-            if network is not None:
-                yield Prefix(network, NODE, f"connected subnet of {link.name}, which has the default route")
+            address = parse_address(message, link.number)
+            if address is not None:
+                yield address, link.name
 
 
-def parse_address(message: Message, index: int) -> Network | None:
-    """The network of an interface's address, from RTM_NEWADDR; None for one of single addresses, or of another."""
+def parse_address(message: Message, index: int) -> Interface | None:
+    """An interface's address with its prefix length, from RTM_NEWADDR; None for another interface's."""
     if message.kind != _RTM_NEWADDR:
         return None
     _family, length, _flags, _scope, where = _IFADDRMSG.unpack_from(message.body)
     parts = rtnetlink.attributes(message.body, _IFADDRMSG.size)
     # IFA_ADDRESS is the peer's on point-to-point links, and there the prefix is the peer's, too
     address = parts.get(_IFA_ADDRESS, parts.get(_IFA_LOCAL))
-    if where != index or address is None or length >= _LENGTHS[len(address)]:
-        return None
-    return ipaddress.ip_network((address, length), strict=False)
+    return None if where != index or address is None else ipaddress.ip_interface((address, length))
 
 
 def _way_out(channel: socket.socket, family: int) -> Link | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from support import Netns
 
 from netacct.identity.cluster import Reading
 from netacct.identity.cluster_processes import Programs
+from netacct.identity.cluster_ranges import ClusterRanges
 from netacct.identity.cluster_routes import LIMIT, Routes
 from netacct.kernel import kube_rules
 from netacct.policy import Prefix
@@ -211,6 +213,24 @@ def test_the_subnet_of_the_default_route_is_where_nodes_are(netns: Netns) -> Non
         ("fd00:50::/64", "node", origin),
     }
     assert found.faults == ()
+
+
+def test_of_a_clouds_subnets_only_that_of_the_default_route_is_nodes(netns: Netns) -> None:
+    """On Google's machines the address is a /32, and the cloud names its subnet; a second interface's is no node's."""
+    netns.sh(
+        "ip addr add 10.128.0.3/32 dev eth0",
+        "ip route add 10.128.0.1 dev eth0",
+        "ip route add default via 10.128.0.1",
+    )
+    ranges = ClusterRanges(("routes", "cloud"), (list, list))
+    told = [Prefix(ipaddress.ip_network(cidr), "node", "cloud") for cidr in ("10.128.0.0/20", "10.200.0.0/24")]
+    ranges.learn(told)
+    found, faults = netns.run(ranges.read)
+    assert {(str(fact.network), fact.traffic) for fact in found} == {
+        ("10.128.0.0/20", "node"),
+        ("10.200.0.0/24", "cluster"),
+    }
+    assert faults == ()
 
 
 def test_a_tunnel_to_the_world_is_no_subnet_of_nodes(netns: Netns) -> None:
