@@ -123,7 +123,7 @@ class ClusterRanges:
         return readings
 
     def _placed(self, fact: Prefix) -> Prefix:
-        """A cloud's subnet is one of nodes where this node reaches the others by it; another one holds who knows whom."""
+        """A cloud's subnet is one of nodes if this node reaches others by it; another one holds who knows whom."""
         here = any(way.ip in fact.network for way in self._routes.ways_out)
         return fact if fact.traffic != NODE or here else fact._replace(traffic=CLUSTER)
 
