@@ -53,6 +53,12 @@ LIVE_SECONDS = 60.0
 IDLE_SECONDS = 5.0
 """The worker comes round at least so often, to tell the watchdog; sooner where that is shorter."""
 
+HELD_UP_SECONDS = 0.5
+"""The worker that wakes up so much later than it meant to was not alone: the process, or the machine, stood still."""
+
+MOMENT_SECONDS = 0.1
+"""So long it then waits for sources, which have just woken up too, to tell what they have missed."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 SCRAPE_SECONDS = 3.0
@@ -251,7 +257,12 @@ class Service:
         So a reading is never booked with older news than there are, and an address that changed hands while the worker
         was held up is seen to have done both, losing its old holder and getting the new one.
         """
-        events = self._receive(0.0 if self._requests else wait)
+        wait = 0.0 if self._requests else wait
+        late = clock.now() + wait + HELD_UP_SECONDS
+        events = self._receive(wait)
+        if clock.now() > late:
+            time.sleep(MOMENT_SECONDS)
+            events += self._receive(0.0)
         if events:
             self._survive("observing", partial(self._agent.observe, events))
         if self._requests:

@@ -266,3 +266,29 @@ def test_the_worker_takes_all_news_before_it_answers(node: Node, moving: Clock) 
     assert node.sent() == {"old": 100, "heir": 30}
     with pytest.raises(queue.Empty):
         worker._queue.get_nowait()
+
+
+def test_after_a_standstill_the_worker_hears_its_sources_first(
+    node: Node, moving: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that wakes up late, because all of the process or machine stood still, lets sources wake up, too."""
+    worker = Service(lambda: node.config)
+    worker._agent = held(node, moving)
+    left = cni("old", present=False)
+    came = cni("heir")
+    node.count(A, 30)
+    receive = worker._receive
+
+    def late(wait: float) -> list[SourceEvent]:
+        moving.go(10 * SECOND)
+        return receive(wait)
+
+    def others_wake_up(_seconds: float) -> None:
+        for event in (left, came):
+            worker._queue.put(event)
+
+    monkeypatch.setattr(worker, "_receive", late)
+    monkeypatch.setattr(time, "sleep", others_wake_up)
+    worker._queue.put(Scrape(clock.now() + 60))
+    worker._work(0.0)
+    assert node.sent() == {"old": 100, "heir": 30}
