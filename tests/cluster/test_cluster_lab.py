@@ -68,7 +68,7 @@ def test_a_byte_too_few_is_seen(cluster: Cluster) -> None:
 
 def test_two_clusters_at_once(cluster: Cluster) -> None:
     """A second cluster comes up beside the first, with kube-proxy by nftables, and leaves no cgroup behind."""
-    with Cluster(f"{cluster.prefix}0", nodes=1, proxy_mode="nftables") as other:
+    with Cluster(f"{cluster.prefix}b", nodes=1, proxy_mode="nftables") as other:
         (node,) = other.get("nodes")
         assert node["metadata"]["name"] == "node1"
         assert other.nodes[0].runs(KUBE_PROXY)

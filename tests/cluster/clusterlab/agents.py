@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,14 @@ class Agent:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def start(self, *, wait: bool = True, **settings: Any) -> None:
-        """Start it with CONFIG and these keys of netacct.yaml; as a rule, wait until it is ready."""
+    def start(self, *, wait: bool = True, program: Sequence[str] = (), **settings: Any) -> None:
+        """Start it with CONFIG and these keys of netacct.yaml; as a rule, wait until it is ready.
+
+        `program` is a command in the place of `netacct`.
+        """
+        assert not self.runs, f"{self._host.name}: the agent runs already"
         self.configure(**settings)
-        if SERVICE in self._host.services:
-            self._host.start(SERVICE)
-        else:
-            self._host.serve(SERVICE, [*_netacct(), "run"])
+        self._host.serve(SERVICE, [*(program or _netacct()), "run"])
         if wait:
             self.wait()
 

@@ -52,7 +52,15 @@ class Translations:
             # portmap masquerades what a pod of this node sends to a hostPort of this node: the server sees the node
             ports = self.host_ports
             return "pod" if flow.peer_port in ports or flow.own_port in ports.values() else "node"
-        return next((name for network, name in _NETWORKS if address in network), "internet")
+        return class_of(flow.peer)
+
+
+def class_of(address: str, own: frozenset[str] = frozenset()) -> str:
+    """The class of a peer's address that is not translated, on a node with these own addresses."""
+    peer = ipaddress.ip_address(address)
+    if address in own:
+        return "node"
+    return next((name for network, name in _NETWORKS if peer in network), "internet")
 
 
 def expected(pods: Mapping[PodId, Flows], translations: Translations) -> Totals:

@@ -36,8 +36,8 @@ class Cluster:
     """A Kubernetes cluster of this machine.
 
     Args:
-        prefix: begins the names that all clusters of the machine share: cgroups, and the folder. With the process id
-            by default.
+        prefix: begins the names that all clusters of the machine share: cgroups, and the folder. "netacct-" and the
+            process id by default; more clusters of one process add letters.
         nodes: how many.
         proxy_mode: of kube-proxy, `iptables` or `nftables`.
         work_dir: where its files go; must not exist. A folder of the temporary directory by default.

@@ -14,6 +14,14 @@ from clusterlab.pki import Pki
 ETCD, API_SERVER, CONTROLLER_MANAGER, SCHEDULER = "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 _ETCD = "http://127.0.0.1:2379"
 _SERVICES = ",".join(plan.SERVICES.values())
+_AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+AUDIT_LOG = "/var/log/kube-apiserver-audit.log"
+"""Where the API server writes a line of JSON for each request: who, from where, with which program."""
 
 
 class ControlPlane(Host):
@@ -52,6 +60,8 @@ class ControlPlane(Host):
             ],
         )
         path = self._pki.path
+        policy = self.folder / "audit.json"
+        policy.write_text(json.dumps(_AUDIT), encoding="ascii")
         self.serve(
             API_SERVER,
             [
@@ -69,6 +79,8 @@ class ControlPlane(Host):
                 f"--tls-private-key-file={path('apiserver.key')}",
                 f"--kubelet-client-certificate={path('admin.crt')}",
                 f"--kubelet-client-key={path('admin.key')}",
+                f"--audit-policy-file={policy}",
+                f"--audit-log-path={AUDIT_LOG}",
                 # else it resolves nodes' names
                 "--kubelet-preferred-address-types=InternalIP",
             ],

@@ -11,9 +11,9 @@ from pathlib import Path
 from clusterlab import cgroups
 
 PREFIX = "netacct-"
-"""Then comes the process id of the harness."""
+"""Then comes the process id of the harness, and letters where it has several clusters."""
 
-_NAME = re.compile(rf"{PREFIX}(\d+)-(?:node\d+|cluster-.*)")
+_NAME = re.compile(rf"{PREFIX}(\d+)[a-z]*-(?:node\d+|cluster-.*)")
 
 
 def sweep() -> None:

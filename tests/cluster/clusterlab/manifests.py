@@ -80,6 +80,13 @@ def job(namespace: str, name: str, spec: Manifest, completions: int = 1) -> Mani
     }
 
 
+def cron_job(namespace: str, name: str, spec: Manifest) -> Manifest:
+    """A CronJob for each minute, one pod each; label app=NAME."""
+    template = job(namespace, name, spec)
+    spec = {"schedule": "* * * * *", "jobTemplate": {"spec": template["spec"]}}
+    return {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": _meta(namespace, name, {}), "spec": spec}
+
+
 def service(namespace: str, name: str, port: int) -> Manifest:
     """A ClusterIP of both families, TCP and UDP, before the pods with app=NAME."""
     ports = [{"name": each.lower(), "protocol": each, "port": port} for each in ("TCP", "UDP")]

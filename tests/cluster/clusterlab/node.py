@@ -125,6 +125,15 @@ class Node(Host):
             self.stop(KUBE_PROXY)
             self.start(KUBE_PROXY)
 
+    def set_iptables(self, variant: str) -> None:
+        """Let `iptables` be `nft` (Debian's default) or `legacy`, as update-alternatives(1) does; a change reboots."""
+        if self.run(["readlink", "/etc/alternatives/iptables"]).stdout.strip() == f"/usr/sbin/iptables-{variant}":
+            return
+        for tool in ("iptables", "ip6tables"):
+            for suffix in ("", "-save", "-restore"):
+                self.run(["ln", "-sf", f"/usr/sbin/{tool}-{variant}{suffix}", f"/etc/alternatives/{tool}{suffix}"])
+        self.reboot()
+
     def _power_off(self) -> None:
         super()._power_off()
         cgroups.remove(self.cgroup)
