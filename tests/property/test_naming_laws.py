@@ -329,7 +329,7 @@ def test_who_is_told_in_time_is_told_for_good(history: list[tuple], value: str |
         agent = Agent(kernel, Path(folder), {"by_label": "experiment", "retention": "1d"})
         for move in [*history, ("go", 0)]:
             step(kernel, [agent], move)
-            for back in range(move[0] == "come", kernel.pods if move[0] in ("come", "go") else 0):
+            for back in range(move[0] == "come", kernel.pods if move[0] in ("come", "go", "cut") else 0):
                 step(kernel, [agent], ("tell", back, value, True))
         kernel.now += 1.0
         agent.settle()
