@@ -45,7 +45,7 @@ def layer(root: Path, paths: Iterable[str], when: int) -> Layer:
         for path in paths:
             _add(tar, root, path, when)
     content = made.getvalue()
-    blob = gzip.compress(content, mtime=0)
+    blob = gzip.compress(content, compresslevel=6, mtime=0)
     return Layer(blob, _digest(blob), _digest(content), len(content))
 
 
