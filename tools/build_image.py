@@ -30,13 +30,13 @@ MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-_SUITES = {"3.11": ("bookworm", ""), "3.13": ("trixie", "t64")}
-"""Debian's Python must be the one that builds the wheels (python-iptables is compiled); what 64 bit time_t renamed."""
+_SUITES = {"3.11": ("bookworm", ("libssl3",)), "3.13": ("trixie", ("libssl3t64", "libzstd1"))}
+"""Debian's Python must be the one that builds the wheels (python-iptables is compiled); and packages that differ."""
 
 _PACKAGES = (
     *("base-files", "libc6", "libc-bin", "libgcc-s1", "libstdc++6", "zlib1g"),
     *(f"python{_PYTHON}-minimal", f"libpython{_PYTHON}-minimal", f"libpython{_PYTHON}-stdlib"),
-    *("libbz2-1.0", "libcrypt1", "libexpat1", "libffi8", "liblzma5", "libsqlite3-0", "libssl3{t64}", "libuuid1"),
+    *("libbz2-1.0", "libcrypt1", "libexpat1", "libffi8", "liblzma5", "libsqlite3-0", "libuuid1"),
     # what python-iptables loads, and the tools to look at what it made
     *("iptables", "libxtables12", "libip4tc2", "libip6tc2"),
     *("libmnl0", "libnftnl11", "libnetfilter-conntrack3", "libnfnetlink0"),
@@ -141,7 +141,7 @@ def _debian(folder: Path, root: Path) -> None:
 
 def _packages(folder: Path) -> Path:
     """Fetch them by apt, with lists and configuration of its own: the machine's are not touched."""
-    suite, renamed = _SUITES[_PYTHON]
+    suite, more = _SUITES[_PYTHON]
     if not Path(KEYS).exists():
         raise BuildError(f"no {KEYS} (package debian-archive-keyring)")
     apt, debs = folder / "apt", folder / "debs"
@@ -162,8 +162,7 @@ def _packages(folder: Path) -> Path:
     }
     options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
     _run(["apt-get", *options, "update", "-qq"])
-    names = [name.replace("{t64}", renamed) for name in _PACKAGES]
-    _run(["apt-get", *options, "download", "-qq", *names], cwd=debs)
+    _run(["apt-get", *options, "download", "-qq", *_PACKAGES, *more], cwd=debs)
     return debs
 
 
