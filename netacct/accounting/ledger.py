@@ -42,17 +42,18 @@ Invariants (tests/property/test_ledger_laws.py)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from netacct.accounting import parcels
+from netacct.accounting.parcels import ParcelState, Waiting
 from netacct.accounting.series import Flow, Limits, Name, SeriesState, SeriesTable
 from netacct.accounting.tallies import Tallies, TalliesState
+from netacct.accounting.tenures import Interval, Tenures, age, meets, share
 from netacct.model import (
     UNBOUNDED,
     UNCLASSIFIED,
-    ZERO,
     Address,
     Count,
     CounterKey,
@@ -78,18 +79,6 @@ MOST_RELEASED = 16384
 _NOTHING = (0, 0)
 
 Counts: TypeAlias = Mapping[Address, tuple[int, int]]
-Tenures: TypeAlias = Mapping[Address, Sequence[Lease]]
-"""The leases of each address, the newest last."""
-
-
-@dataclass(slots=True)
-class Parcel:
-    """Bytes of one address that wait for a name: counted in (start, end], the address last released at `after`."""
-
-    start: float
-    end: float
-    after: float
-    counts: dict[Flow, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +92,13 @@ class SetState:
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """A `Ledger` as a value: what a store keeps. Parcels are (ip, start, end, after, counts)."""
+    """A `Ledger` as a value: what a store keeps."""
 
     at: float
     read_at: float
     sets: Mapping[CounterKey, SetState]
     series: SeriesState
-    pending: tuple[tuple[Address, float, float, float, dict[Flow, Count]], ...] = ()
+    pending: tuple[ParcelState, ...] = ()
     released: Mapping[Address, float] = field(default_factory=dict)
     resets: int = 0
     ambiguous_bytes: int = 0
@@ -137,7 +126,7 @@ class Ledger:
         self._late_binding = late_binding
         self._at = self._read_at = UNBOUNDED
         self._sets: dict[CounterKey, SetState] = {}
-        self._pending: dict[Address, list[Parcel]] = {}
+        self._pending: Waiting = {}
         self._released: dict[Address, float] = {}
         self._series = SeriesTable(limits or Limits(), state.series if state else None)
         if state is not None:
@@ -165,12 +154,7 @@ class Ledger:
 
     def pending(self) -> dict[Flow, Count]:
         """The sum of what waits for a name."""
-        waiting: dict[Flow, Count] = {}
-        for parcels in self._pending.values():
-            for parcel in parcels:
-                for flow, count in parcel.counts.items():
-                    waiting[flow] = waiting[flow].plus(count) if flow in waiting else count
-        return waiting
+        return parcels.total(self._pending)
 
     @property
     def waiting(self) -> bool:
@@ -253,17 +237,12 @@ class Ledger:
             key: SetState(known.epoch, {ip: now for ip, now in known.counts.items() if now != _NOTHING}, known.at)
             for key, known in self._sets.items()
         }
-        pending = tuple(
-            (ip, parcel.start, parcel.end, parcel.after, dict(parcel.counts))
-            for ip, parcels in self._pending.items()
-            for parcel in parcels
-        )
         return LedgerState(
             at=self._at,
             read_at=self._read_at,
             sets=sets,
             series=self._series.state(),
-            pending=pending,
+            pending=parcels.state(self._pending),
             released=dict(self._released),
             resets=self.resets,
             ambiguous_bytes=self.ambiguous_bytes,
@@ -275,8 +254,7 @@ class Ledger:
         self._sets = dict(state.sets)
         self._released = dict(state.released)
         self.resets, self.ambiguous_bytes = state.resets, state.ambiguous_bytes
-        for ip, start, end, after, counts in state.pending:
-            self._pending.setdefault(ip, []).append(Parcel(start, end, after, dict(counts)))
+        self._pending = parcels.restore(state.pending)
 
     def _enrol(self, leases: Iterable[Lease], at: float) -> Tenures:
         """The leases of each address, the newest last; notes who is alive and which addresses were released."""
@@ -296,7 +274,7 @@ class Ledger:
             del self._released[next(iter(self._released))]
         for held in tenures.values():
             if len(held) > 1:
-                held.sort(key=_age)
+                held.sort(key=age)
         return tenures
 
     def _deltas(self, reading: Reading, known: SetState | None) -> list[tuple[Address, tuple[int, int]]]:
@@ -327,26 +305,27 @@ class Ledger:
         ip: Address,
         delta: tuple[int, int],
         tenures: Sequence[Lease],
-        interval: tuple[float, float],
+        interval: Interval,
     ) -> None:
         flow = (key.direction, key.traffic)
         if key.scope in (Scope.HOST, Scope.REST):
             level = Level.HOST if key.scope is Scope.HOST else Level.UNATTRIBUTED
             self._series.add(SeriesKey(level, (), *flow), delta)
             return
-        start, end = interval
-        meeting = [lease for lease in tenures if _begin(lease) < end and not _closed_by(lease, start)]
+        meeting = [lease for lease in tenures if meets(lease, interval)]
         if meeting:
-            self._give(meeting, flow, delta, interval, end)
-        else:
-            self._wait(ip, flow, delta, interval)
+            self._give(meeting, flow, delta, interval, interval[1])
+            return
+        parcels.put(self._pending, ip, flow, delta, interval, self._released.get(ip, UNBOUNDED))
+        # How this interval ends decides who may claim the bytes; a restart would make one long interval of several.
+        self.must_save = True
 
     def _give(
         self,
         candidates: Sequence[Lease],
         flow: Flow,
         count: tuple[int, int],
-        interval: tuple[float, float],
+        interval: Interval,
         at: float,
     ) -> None:
         """Book to the lease that had most of the interval, among equals to the newest; a guess if it is one of several.
@@ -355,22 +334,11 @@ class Ledger:
         """
         lease = candidates[-1]
         if len(candidates) > 1:
-            lease = max(reversed(candidates), key=lambda one: _share(one, interval))
+            lease = max(reversed(candidates), key=lambda one: share(one, interval))
             if any(other.pod.uid != lease.pod.uid for other in candidates):
                 self.ambiguous_bytes += count[0]
         self._series.book(lease.pod, flow, count, at)
         self.tallies.add(lease, flow, count)
-
-    def _wait(self, ip: Address, flow: Flow, delta: tuple[int, int], interval: tuple[float, float]) -> None:
-        start, end = interval
-        parcels = self._pending.setdefault(ip, [])
-        parcel = next((one for one in reversed(parcels) if (one.start, one.end) == interval), None)
-        if parcel is None:
-            parcel = Parcel(start, end, self._released.get(ip, UNBOUNDED))
-            parcels.append(parcel)
-        parcel.counts[flow] = parcel.counts.get(flow, ZERO).plus(Count(*delta))
-        # How this interval ends decides who may claim the bytes; a restart would make one long interval of several.
-        self.must_save = True
 
     def _remember(self, reading: Reading, known: SetState | None, at: float, *, final: bool) -> None:
         if not final:
@@ -387,66 +355,12 @@ class Ledger:
 
     def _give_up(self, at: float) -> None:
         """Book as unattributed what has waited too long, and the oldest of too much."""
-        if not self._pending:
-            return
-        ends = [parcel.end for parcels in self._pending.values() for parcel in parcels]
-        oldest = at - self._late_binding
-        if len(ends) > MOST_PENDING:
-            # Some room at once, or every settle from here on would sort again.
-            oldest = max(oldest, sorted(ends, reverse=True)[MOST_PENDING * 3 // 4])
-        if min(ends) >= oldest:
-            return
-        for ip, parcels in list(self._pending.items()):
-            for parcel in parcels:
-                if parcel.end < oldest:
-                    for flow, count in parcel.counts.items():
-                        self._series.add(SeriesKey(Level.UNATTRIBUTED, (), *flow), count)
-            self._keep_pending(ip, [parcel for parcel in parcels if parcel.end >= oldest])
+        for parcel in parcels.give_up(self._pending, at - self._late_binding, MOST_PENDING):
+            for flow, count in parcel.counts.items():
+                self._series.add(SeriesKey(Level.UNATTRIBUTED, (), *flow), count)
 
     def _bind(self, tenures: Tenures, at: float) -> None:
-        for ip in [ip for ip in self._pending if ip in tenures]:
-            waiting = []
-            for parcel in self._pending[ip]:
-                claiming = [lease for lease in tenures[ip] if _may_claim(lease, parcel)]
-                for flow, count in parcel.counts.items() if claiming else ():
-                    self._give(claiming, flow, count, (parcel.start, parcel.end), at)
-                if not claiming:
-                    waiting.append(parcel)
-            self._keep_pending(ip, waiting)
-
-    def _keep_pending(self, ip: Address, parcels: list[Parcel]) -> None:
-        if parcels:
-            self._pending[ip] = parcels
-        else:
-            del self._pending[ip]
-
-
-def _age(lease: Lease) -> tuple[float, float, float, str]:
-    """Sorts the newest last; a total order, so that nothing hangs on the order in which leases are handed in."""
-    return (lease.created, lease.opened, math.inf if lease.closed is None else lease.closed, lease.sandbox)
-
-
-def _begin(lease: Lease) -> float:
-    """When the pod may have sent its first byte. Clocks of files and runtimes are not ours, so never after `opened`."""
-    return lease.opened if lease.created == UNBOUNDED else min(lease.created, lease.opened)
-
-
-def _share(lease: Lease, interval: tuple[float, float]) -> float:
-    """How many seconds of an interval a lease had."""
-    start, end = interval
-    closed = end if lease.closed is None else min(lease.closed, end)
-    return closed - max(_begin(lease), start)
-
-
-def _closed_by(lease: Lease, time: float) -> bool:
-    return lease.closed is not None and lease.closed <= time
-
-
-def _may_claim(lease: Lease, parcel: Parcel) -> bool:
-    """Whether this lease's sandbox can have sent what waits in a parcel."""
-    if _closed_by(lease, parcel.start):
-        return False
-    if lease.created == UNBOUNDED:
-        return True
-    # Without a sandbox, all that is known is when the pod started: it may have waited for its sandbox since long.
-    return _begin(lease) < parcel.end and (not lease.sandbox or parcel.after <= _begin(lease))
+        """Book what waits to the leases that may claim it."""
+        for parcel, claiming in parcels.claim(self._pending, tenures):
+            for flow, count in parcel.counts.items():
+                self._give(claiming, flow, count, (parcel.start, parcel.end), at)
