@@ -120,9 +120,11 @@ class Node(Host):
             "conntrack": {"maxPerCore": 0},
             "hostnameOverride": self.name,
         }
-        self.folder.joinpath("kube-proxy.json").write_text(json.dumps(document), encoding="ascii")
-        if self.runs(KUBE_PROXY):
+        running = self.runs(KUBE_PROXY)
+        if running:  # it ends by itself when the file changes, sooner or later
             self.stop(KUBE_PROXY)
+        self.folder.joinpath("kube-proxy.json").write_text(json.dumps(document), encoding="ascii")
+        if running:
             self.start(KUBE_PROXY)
 
     def set_iptables(self, variant: str) -> None:
@@ -141,7 +143,13 @@ class Node(Host):
 
     def _power_on(self, services: Sequence[str]) -> None:
         self._ready_network()
-        super()._power_on(services)
+        if CONTAINERD in services:  # a kubelet without it ends, and nobody starts it again here
+            self.start(CONTAINERD)
+            until(self._runtime_answers, 60, lambda: f"{self.name}: no containerd: {self.read_log(CONTAINERD)}")
+        super()._power_on([service for service in services if service != CONTAINERD])
+
+    def _runtime_answers(self) -> bool:
+        return self.run(self.ctr("version"), check=False).returncode == 0
 
     def kill(self) -> None:
         """End it with everything inside, its cgroups too."""
@@ -202,6 +210,8 @@ class Node(Host):
             "tlsCertFile": f"{certificate}.crt",
             "tlsPrivateKeyFile": f"{certificate}.key",
             "failSwapOn": False,
+            # it tells every two seconds that it lives; the control plane gives it ten
+            "nodeLeaseDurationSeconds": 8,
             "staticPodPath": STATIC_PODS,
             # the machine's resolv.conf may be a link into its /run
             "resolvConf": "",
