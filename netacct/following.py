@@ -1,8 +1,11 @@
-"""Follows files and directories, also such that are not there yet or lie behind links: looks again when they change."""
+"""Follows files and directories, also such that are not there yet or lie behind links: looks again when they change.
+
+Each follower has a thread, and a share of the process's one inotify instance (inotify_hub.py).
+"""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import math
 import os
 import stat
@@ -10,13 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from netacct.inotify import Event, Inotify
+from netacct.inotify import Event
+from netacct.inotify_hub import SHARED, Share
 from netacct.sleeper import Sleeper, Why
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 POLL_WITHOUT_INOTIFY = 2.0
+"""Seconds between looks at everything while no inotify instance, or no watch, is to be had; each look tries again."""
 
 ALL = ""
 """As a name: every file in the directory."""
@@ -67,17 +72,14 @@ class Follower:
         self._wanted, self._look, self._log = wanted, look, logger
         self._poll, self._quiet, self._limit = pace
         self._watches: dict[int, tuple[str, set[str]]] = {}
-        self._inotify: Inotify | None = None
+        self._share: Share | None = None
+        self._blind = False
         self._again = math.inf
         self._sleeper = Sleeper(name)
 
     def start(self) -> None:
         """Look at everything once, in this call, then follow it in a thread."""
-        try:
-            self._inotify = Inotify()
-        except OSError as error:
-            self._poll = min(self._poll, POLL_WITHOUT_INOTIFY)
-            self._log.warning("no inotify, polling", error=str(error), interval_seconds=self._poll)
+        self._share = SHARED.share()
         self._try_look(None)
         self._sleeper.start(self._run)
 
@@ -92,23 +94,27 @@ class Follower:
     def stop(self) -> None:
         """End the thread and free everything; nothing is looked at any more once this returned. Idempotent."""
         self._sleeper.stop()
-        if self._inotify is not None:
-            self._inotify.close()
-            self._inotify = None
+        if self._share is not None:
+            self._share.close()
+            self._share = None
         self._watches = {}
 
     def _run(self) -> None:
-        due = time.monotonic() + self._poll
+        due = self._due()
         while (why := self._sleep(min(due, self._again))) is not Why.STOP:
             files = self._signalled() if why is Why.READABLE else None
             if files is None or files:
                 self._again = math.inf
                 self._try_look(files)
             if files is None:
-                due = time.monotonic() + self._poll
+                due = self._due()
+
+    def _due(self) -> float:
+        return time.monotonic() + (min(self._poll, POLL_WITHOUT_INOTIFY) if self._blind else self._poll)
 
     def _sleep(self, until: float) -> Why:
-        return self._sleeper.sleep(until - time.monotonic(), -1 if self._inotify is None else self._inotify.fd)
+        assert self._share is not None
+        return self._sleeper.sleep(until - time.monotonic(), self._share.fd)
 
     def _signalled(self) -> frozenset[str] | None:
         """The files that the queued events are about, and those that come until it is quiet; None for everything."""
@@ -124,9 +130,9 @@ class Follower:
 
     def _signs(self) -> set[str]:
         """The paths of the files that the queued events are about; _EVERYTHING for any other change."""
-        assert self._inotify is not None
+        assert self._share is not None
         found: set[str] = set()
-        for event in self._inotify.events():
+        for event in self._share.events():
             directory, names = self._watches.get(event.watch, ("", set()))
             if not directory:
                 if event.watch < 0:  # an overflow; any other is a watch that was given up
@@ -147,19 +153,27 @@ class Follower:
 
     def _watch(self) -> None:
         """Watch every directory in which a change matters; again until none has appeared meanwhile."""
-        if self._inotify is None:
+        assert self._share is not None
+        self._blind = not self._share.ready()
+        if self._blind:
             return
         for _ in range(5):
             wanted = dict.fromkeys(self._wanted())
-            fresh: dict[int, tuple[str, set[str]]] = {}
-            for directory, name in wanted:
-                with contextlib.suppress(OSError):  # missing, or gone since, or unreadable: the poll sees to it
-                    fresh.setdefault(self._inotify.watch(directory), (directory, set()))[1].add(name)
+            fresh = self._watch_all(wanted, self._share)
             for number in self._watches.keys() - fresh.keys():
-                self._inotify.unwatch(number)
+                self._share.unwatch(number)
             self._watches = fresh
             if wanted == dict.fromkeys(self._wanted()):
                 return
+
+    def _watch_all(self, wanted: Iterable[Entry], share: Share) -> dict[int, tuple[str, set[str]]]:
+        found: dict[int, tuple[str, set[str]]] = {}
+        for directory, name in wanted:
+            try:
+                found.setdefault(share.watch(directory), (directory, set()))[1].add(name)
+            except OSError as error:  # missing, or gone since, or unreadable: the poll sees to it
+                self._blind |= error.errno == errno.ENOSPC
+        return found
 
 
 def entries(path: str) -> Iterator[Entry]:

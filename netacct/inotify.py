@@ -21,6 +21,7 @@ _IN_CREATE = 0x00000100
 _IN_DELETE = 0x00000200
 _IN_DELETE_SELF = 0x00000400
 _IN_MOVE_SELF = 0x00000800
+_IN_IGNORED = 0x00008000
 _IN_ONLYDIR = 0x01000000
 _IN_ISDIR = 0x40000000
 _CHANGES = (
@@ -34,22 +35,29 @@ _CHANGES = (
     | _IN_MOVE_SELF
     | _IN_ONLYDIR
 )
+_LIMITS = {errno.EMFILE: " (fs.inotify.max_user_instances)", errno.ENOSPC: " (fs.inotify.max_user_watches)"}
+"""Which sysctl an error is about; EMFILE may also be the process's own limit."""
 
 
 class Event(NamedTuple):
     """Something happened in (`name`) or to (`name` is "") a watched directory. Overflow has the watch -1.
 
     `created` tells that a new entry other than a directory appeared: a file that its writer has yet to fill and close,
-    or a link, which is complete.
+    or a link, which is complete. `gone` tells that the watch is no more, and this its last event: it was given up, or
+    its directory was deleted or unmounted. Its number does not come again.
     """
 
     watch: int
     name: str
     created: bool
+    gone: bool = False
 
 
 class Inotify:
-    """One inotify instance. Not for several threads at once. Raises OSError where the kernel has none left to give."""
+    """One inotify instance. Raises OSError where the kernel has none left to give.
+
+    Any thread may watch and unwatch, but `events` is for one thread, and `close` for when no other call goes on.
+    """
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +89,8 @@ class Inotify:
                 watch, mask, _cookie, size = struct.unpack_from("iIII", data, offset)
                 offset += 16 + size
                 name = os.fsdecode(data[offset - size : offset].rstrip(b"\0"))
-                found.append(Event(watch, name, bool(mask & _IN_CREATE) and not mask & _IN_ISDIR))
+                created = bool(mask & _IN_CREATE) and not mask & _IN_ISDIR
+                found.append(Event(watch, name, created, gone=bool(mask & _IN_IGNORED)))
 
     def close(self) -> None:
         """Free the instance and its watches."""
@@ -91,6 +100,5 @@ class Inotify:
     def _call(result: int, what: str) -> int:
         if result < 0:
             code = ctypes.get_errno()
-            hint = " (fs.inotify limits)" if code in (errno.ENOSPC, errno.EMFILE) else ""
-            raise OSError(code, os.strerror(code) + hint, what)
+            raise OSError(code, os.strerror(code) + _LIMITS.get(code, ""), what)
         return result

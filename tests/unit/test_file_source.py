@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from netacct import following
+from netacct import inotify_hub
 from netacct.following import entries
 from netacct.identity.file import FileSource
 from netacct.identity.source import Health, Replace, SourceEvent
@@ -223,7 +223,7 @@ def test_without_inotify_the_file_is_polled(monkeypatch: pytest.MonkeyPatch, pat
     def refuse() -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(following, "Inotify", refuse)
+    monkeypatch.setattr(inotify_hub, "Inotify", refuse)
     path.write_text(pods("10.0.0.1"))
     running = Follower(path, poll=0.05)
     assert running.next() == ["10.0.0.1"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from netacct import following
+from netacct import inotify_hub
 from netacct.watch import FileWatch
 
 PATIENCE = 10.0
@@ -208,7 +208,7 @@ def test_without_inotify_it_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse() -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(following, "Inotify", refuse)
+    monkeypatch.setattr(inotify_hub, "Inotify", refuse)
     calls: queue.SimpleQueue[frozenset[str]] = queue.SimpleQueue()
     made = FileWatch(calls.put, poll=0.05)
     made.follow([str(tmp_path / "list")], made.mark())
