@@ -12,27 +12,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from netacct import clock, marking, showing
+from netacct import clock, marking, planner, showing
 from netacct.attempts import Attempts
 from netacct.auditing import Auditing, Links
 from netacct.books import Books
 from netacct.config import Config
 from netacct.control import PAUSED
 from netacct.counting import Counting
-from netacct.desired import host_pod_levels, require_enabled
+from netacct.desired import require_enabled
 from netacct.errors import NetacctError
 from netacct.export.native import View
-from netacct.identity import ranges
 from netacct.identity.leases import Open, needs_reading
 from netacct.identity.source import Health, SourceEvent
-from netacct.kernel import plan as planning
 from netacct.kernel.base import Datapath
+from netacct.kernel.plan import Plan
 from netacct.log import get
 from netacct.marking import Marking
-from netacct.model import Address, Network, is_cgroup
+from netacct.model import Address, Network
 from netacct.moving import FindOther, no_other
 from netacct.policy import Policy, Prefix
-from netacct.policy_found import Merging
 from netacct.rivals import Rivals, all_differences
 from netacct.silence import Silence
 
@@ -79,14 +77,11 @@ class Agent:
         self._log = get()
         self._attempt = Attempts()
         self._silence = Silence()
-        self._own: frozenset[Address] = frozenset()
-        self._found: tuple[Network, ...] = ()
-        self._cluster: tuple[Prefix, ...] = ()
-        self._merge = Merging()
+        self._planner = planner.Planner()
         self._sources: Callable[[], Mapping[str, Health]] = dict
         self._marking = Marking()
         self._rivals = Rivals()
-        self._plan: planning.Plan | None = None
+        self._plan: Plan | None = None
         self._differences: list[str] = []
         self._repairs = 0
         self._check_at = self._mend_at = self._settle_at = 0.0
@@ -109,9 +104,9 @@ class Agent:
 
         Errors: DatapathError and PermissionRefusedError where this node cannot be accounted.
         """
-        self._own, self._sources = own, sources
+        self._planner.own, self._sources = own, sources
         self._silence.released(self._books.unheld(), clock.now())
-        self._decide_marks()
+        self._marking.decide(self._config, self._policy)
         self._counting.begin(self._build())
         for event in events:
             self._books.note(event)
@@ -145,19 +140,19 @@ class Agent:
 
     def found_ranges(self, found: tuple[Network, ...]) -> None:
         """What providers say the local ranges are, besides those of the configuration. Also before `start`."""
-        self._found = found
+        self._planner.found = found
         if self._started:
             self._replan()
 
     def found_cluster(self, facts: tuple[Prefix, ...]) -> None:
         """What was found of the whole cluster's ranges. Also before `start`."""
-        self._cluster = facts
+        self._planner.cluster = facts
         if self._started:
             self._replan()
 
     def own_addresses(self, own: frozenset[Address]) -> None:
         """The node's own addresses changed."""
-        self._own = own
+        self._planner.own = own
         self._replan()
 
     def tick(self) -> None:
@@ -168,8 +163,7 @@ class Agent:
                 self._attempt("removal", self.pause)
         else:
             if now >= self._marking.due:
-                self._marking.postpone()
-                self._attempt("looking for other users of marks", self._decide_marks)
+                self._marking.decide_again(self._config, self._policy, self._attempt)
                 self._replan()
             if now >= self._check_at:
                 self._check()
@@ -220,13 +214,11 @@ class Agent:
                 self._check()
             if clock.now() - self._counting.snapshot.at >= SHARED_SECONDS:
                 self._attempt("reading", self._refresh)
-        now, config, health = clock.now(), self._config, self._sources()
+        now, config = clock.now(), self._config
         self._last = dataclasses.replace(
-            showing.view(config, self._policy, self._datapath, self._books, self._marking, now),
+            showing.view(config, self._policy, self._datapath, self._books, self._marking, self._sources(), now),
             rules_in_sync=not self._differences and not self.paused if config.enabled else None,
             rule_repairs=self._repairs,
-            sources_up=showing.ups(health),
-            sources_age=showing.ages(health),
             reading_age_seconds=None if self.paused else max(0.0, now - self._counting.snapshot.at),
             config_last_reload_successful=self._reloaded,
             collectors=dict(self._counting.collected),
@@ -235,10 +227,7 @@ class Agent:
 
     def stale_view(self) -> View | None:
         """The last view with its present age, for when the worker is busy. May be called from any thread."""
-        last = self._last
-        if last is None or last.reading_age_seconds is None:
-            return last
-        return dataclasses.replace(last, reading_age_seconds=max(0.0, clock.now() - self._counting.snapshot.at))
+        return showing.aged(self._last, clock.now() - self._counting.snapshot.at)
 
     def reconfigure(self, config: Config, policy: Policy) -> None:
         """Go on with another configuration and policy; counters and totals stay. The caller has checked both.
@@ -276,7 +265,7 @@ class Agent:
 
     def resume(self) -> None:
         """Install again after `pause`. Raises DatapathError."""
-        self._decide_marks()
+        self._marking.decide(self._config, self._policy)
         self._plan = self._build()
         self.paused = False
         self._install()
@@ -322,18 +311,11 @@ class Agent:
         """One line for the service manager."""
         return showing.status(self._policy, self._datapath, self._books, self._differences, paused=self.paused)
 
-    def _decide_marks(self) -> None:
-        self._marking.take(marking.decide(self._config, self._policy))
-
-    def _build(self, leaving: Collection[Address] = ()) -> planning.Plan:
-        """The plan of now: the local ranges, joined by each address that has a lease or may still have bytes."""
+    def _build(self, leaving: Collection[Address] = ()) -> Plan:
+        """The plan of now, without the addresses that shall lose their counters."""
         leases = (*self._books.leases.open_leases(), *(change.lease for change in self._books.pending()))
-        wanted = {lease.ip for lease in leases} | (self._silence.addresses - set(leaving))
-        wanted = {ip for ip in wanted if not is_cgroup(ip)} - self._own
-        levels = host_pod_levels(self._config, (lease.sandbox for lease in leases if is_cgroup(lease.ip)))
-        local = ranges.join((*self._config.local_ranges, *self._found), wanted)
-        policy = self._merge(self._policy, self._cluster, local).policy
-        return planning.build(policy, local, self._own, self._marking.table(policy), host_pods=levels)
+        more = self._silence.addresses - set(leaving)
+        return self._planner.plan(self._config, self._policy, self._marking, leases, more)
 
     def _replan(self, leaving: Collection[Address] = ()) -> None:
         if self.paused:
@@ -400,15 +382,14 @@ class Agent:
     def _forget_silent(self) -> None:
         """Take away the counters of addresses that have had neither lease nor packet for long."""
         assert self._plan is not None
-        prefilled = {ip for family in self._plan.families for ip in family.prefilled}
-        self._silence.look(self._counting.snapshot, prefilled, {lease.ip for lease in self._books.leases.open_leases()})
+        held = {lease.ip for lease in self._books.leases.open_leases()}
+        self._silence.look(self._counting.snapshot, planner.prefilled(self._plan), held)
         limit = max(QUIET_SECONDS, self._config.identity.late_binding)
         gone = self._silence.silent_since(self._counting.snapshot.at - limit)
-        if not gone or self._differences:
-            return
-        self._replan(leaving=gone)
-        if not self._differences:
-            self._attempt("discarding addresses", lambda: self._discard(gone))
+        if gone and not self._differences:
+            self._replan(leaving=gone)
+            if not self._differences:
+                self._attempt("discarding addresses", lambda: self._discard(gone))
 
     def _discard(self, gone: Collection[Address]) -> None:
         if self._counting.discard(gone):

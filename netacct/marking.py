@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from netacct import clock
+from netacct.attempts import Attempts
 from netacct.config import Config
 from netacct.kernel import marks
 from netacct.kernel.marks import MarkDecision
@@ -33,6 +34,15 @@ class Marking:
         self.enabled, self.reason = False, "not decided yet"
         self.due = 0.0
         self._log = get()
+
+    def decide(self, config: Config, policy: Policy) -> None:
+        """Look at the node, and put in force what follows. Raises DatapathError as the function does."""
+        self.take(decide(config, policy))
+
+    def decide_again(self, config: Config, policy: Policy, attempt: Attempts) -> None:
+        """As `decide`, for who comes back to it in any case; a failure is logged and leaves what is in force."""
+        self.postpone()
+        attempt("looking for other users of marks", lambda: self.decide(config, policy))
 
     def take(self, decision: MarkDecision) -> None:
         """Put a decision in force, and log it where it is another one."""

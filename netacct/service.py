@@ -12,10 +12,9 @@ import contextlib
 import os
 import queue
 import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,6 +42,7 @@ from netacct.model import Address
 from netacct.moving import OpenDatapath
 from netacct.once import make_agent, make_datapath
 from netacct.policy import Policy, is_path
+from netacct.signals import Signalled, signals
 from netacct.sources import FoundCluster, Sources
 from netacct.systemd import Notifier
 from netacct.watch import FileWatch, Mark
@@ -58,8 +58,6 @@ HELD_UP_SECONDS = 0.5
 
 MOMENT_SECONDS = 0.1
 """So long it then waits for sources, which have just woken up too, to tell what they have missed."""
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 SCRAPE_SECONDS = 3.0
 """A scrape waits so long for the worker, if it has the time; a reading takes milliseconds, a held lock seconds."""
@@ -77,13 +75,6 @@ class Scrape:
 
     until: float
     reply: queue.SimpleQueue[View | Exception] = field(default_factory=queue.SimpleQueue)
-
-
-@dataclass(frozen=True, slots=True)
-class Signalled:
-    """SIGTERM, SIGINT or SIGHUP came."""
-
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +120,7 @@ class Service:
     def run(self) -> int:
         """The life of the process; returns the exit code. Raises NetacctError where it cannot start."""
         log.configure(self._config.log.level, self._config.log.format)
-        with sole_writer(Path(self._config.state_dir)) as lock, self._signals():
+        with sole_writer(Path(self._config.state_dir)) as lock, signals(self._queue.put):
             begin = time.monotonic()
             self._log.info("starting", version=netacct.__version__, pid=os.getpid(), policy=self._config.policy)
             self._notifier.status("reading the store and installing rules")
@@ -169,32 +160,6 @@ class Service:
         control.start()
         stack.callback(control.stop)
         self._holding = Holding(lock, control)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP become messages, by a thread that waits for them; all others have them blocked.
-
-        A handler would not do: Python calls it in this thread, and only when that next wakes up, if the signal comes
-        just as it goes to sleep.
-        """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        thread = threading.Thread(target=self._await_signals, name="signals", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stopping = True
-            assert thread.ident is not None
-            signal.pthread_kill(thread.ident, signal.SIGHUP)
-            thread.join()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def _await_signals(self) -> None:
-        while True:
-            number = signal.sigwait(SIGNALS)
-            if self._stopping:
-                return
-            self._queue.put(Signalled(number))
 
     def _stop_sources(self) -> None:
         self._sources.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import netacct
@@ -15,7 +16,15 @@ from netacct.policy import Policy
 from netacct.rivals import blind_spots
 
 
-def view(config: Config, policy: Policy, datapath: Datapath, books: Books, marking: Marking, now: float) -> View:
+def view(
+    config: Config,
+    policy: Policy,
+    datapath: Datapath,
+    books: Books,
+    marking: Marking,
+    health: Mapping[str, Health],
+    now: float,
+) -> View:
     """All that these have to show at `now`; the agent adds what it knows of itself."""
     shown, ledger = books.show(now), books.ledger
     return View(
@@ -37,7 +46,16 @@ def view(config: Config, policy: Policy, datapath: Datapath, books: Books, marki
         accounting_start=books.began,
         marks_enabled=marking.enabled,
         marks_reason=marking.reason,
+        sources_up={name: each.up for name, each in health.items()},
+        sources_age={name: each.age for name, each in health.items() if each.age is not None},
     )
+
+
+def aged(last: View | None, seconds: float) -> View | None:
+    """An earlier view, with the present age of its reading, where it has one."""
+    if last is None or last.reading_age_seconds is None:
+        return last
+    return dataclasses.replace(last, reading_age_seconds=max(0.0, seconds))
 
 
 def status(policy: Policy, datapath: Datapath, books: Books, differences: Sequence[str], *, paused: bool) -> str:
@@ -52,16 +70,6 @@ def status(policy: Policy, datapath: Datapath, books: Books, differences: Sequen
 def pause_reason(config: Config) -> str:
     """What paused the accounting, for the log."""
     return "netacct rules remove" if config.enabled else "enabled is false in the configuration"
-
-
-def ups(health: Mapping[str, Health]) -> dict[str, bool]:
-    """Which sources work."""
-    return {name: each.up for name, each in health.items()}
-
-
-def ages(health: Mapping[str, Health]) -> dict[str, float]:
-    """How old the last answer of each source is that asks, seconds."""
-    return {name: each.age for name, each in health.items() if each.age is not None}
 
 
 def troubles(differences: Sequence[str], is_old: bool) -> list[str]:
