@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from clusterlab import cgroups
 from clusterlab.node import PLUGINS
+from netacct.inotify import Inotify
 
 ROOT = Path(__file__).resolve().parents[3]
 _SYSTEM = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -28,6 +30,8 @@ _TOOLS = (
 )
 _PLUGINS = ("ptp", "host-local", "portmap", "loopback")
 _BUSYBOX = Path("/bin/busybox")
+_INOTIFY = 50
+"""What two nodes with agents have."""
 
 
 class MissingError(Exception):
@@ -59,4 +63,17 @@ def require() -> Path:
         raise MissingError(f"namespaces cannot be made: {done.stderr.strip()}")
     if fault := cgroups.writable():
         raise MissingError(fault)
+    if not _has_inotify():
+        raise MissingError(f"fewer than {_INOTIFY} instances of inotify left: sysctl fs.inotify.max_user_instances=512")
     return programs()
+
+
+def _has_inotify() -> bool:
+    """Whether a cluster gets its instances of inotify; Debian's limit is 128 for all processes of root."""
+    with contextlib.ExitStack() as stack:
+        try:
+            for _ in range(_INOTIFY):
+                stack.callback(Inotify().close)
+        except OSError:
+            return False
+    return True
