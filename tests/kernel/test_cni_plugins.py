@@ -116,12 +116,15 @@ def test_real_pods_are_counted_exactly(cni: CniNode, node: support.Node, tmp_pat
         got: dict[tuple[str, str], int] = {}
         drive(node, first, sent, got, 11)
         drive(node, second, sent, got, 5)
+        # on a busy machine an agent may take longer than a pod lives, or than the next one takes to come
+        agentlab.until(partial(shows, lab, {"train-0", "eval-0"}))
         addresses = [f"{first.ips[4]}/24", f"{first.ips[6]}/64"]
         cni.delete(first)
-        agentlab.until(partial(shows, lab, {"eval-0"}))  # on a busy machine an agent may take longer than a new pod
+        agentlab.until(partial(shows, lab, {"eval-0"}))
         heir = cni.add("team-b", "eval-1", addresses)
         assert heir.ips == first.ips
         drive(node, heir, sent, got, 7)
+        agentlab.until(partial(shows, lab, {"eval-0", "eval-1"}))
         time.sleep(agent.SHARED_SECONDS)  # a scrape may be answered from a reading that is so old
         page = lab.page()
         assert internet(agentlab.totals(page, "pod", "transmit")) == sent
