@@ -17,8 +17,10 @@ from clusterlab import classes, manifests, plan, traffic
 from clusterlab.agents import CONFIG
 from clusterlab.classes import Difference, Totals
 from clusterlab.cluster import Cluster, Measurement
+from clusterlab.control_plane import manifest_text
 from clusterlab.node import Node
 from clusterlab.prerequisites import ROOT
+from clusterlab.truth import Count
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -52,7 +54,15 @@ def _namespace(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def fleet(cluster: Cluster, archive: Path, _namespace: None) -> Iterator[Apply]:
-    """Applies the DaemonSet in the place of the session's agents, with keys of netacct.yaml; they return afterwards."""
+    """Applies the DaemonSet in the place of the session's agents, with keys of netacct.yaml; they return afterwards.
+
+    Whoever takes over goes on with the totals of the one before, which is held here for all tests.
+    """
+    held = [agent.totals() for agent in cluster.agents]
+
+    def taken_over() -> None:
+        held[:] = [_later(agent.totals, earlier) for agent, earlier in zip(cluster.agents, held, strict=True)]
+
     for node, agent in zip(cluster.nodes, cluster.agents, strict=True):
         if _image() not in node.run(node.ctr("images", "list", "-q")).stdout.split():
             node.import_image(archive)
@@ -64,11 +74,13 @@ def fleet(cluster: Cluster, archive: Path, _namespace: None) -> Iterator[Apply]:
             _mount(objects, path)
         cluster.apply(objects)
         _rolled_out(cluster, _NAME)
+        taken_over()
 
     yield apply
     _delete(cluster, "--all")
     for agent in cluster.agents:
         agent.start()
+    taken_over()
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +197,34 @@ def test_host_pods_are_told_apart_from_inside_a_pod(cluster: Cluster, fleet: App
     assert found == {"transmit": (2 * 20 * 500 + headers, 40), "receive": (2 * 20 * 300 + headers, 40)}
 
 
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("rbac-kubelet", ("get", "nodes", "--subresource=pods")),
+        ("rbac-apiserver", ("watch", "pods", "--all-namespaces")),
+        ("rbac-nodes", ("watch", "nodes")),
+    ],
+)
+def test_a_file_of_rights_grants_what_its_source_asks_for_and_no_more(
+    cluster: Cluster, name: str, right: tuple[str, ...]
+) -> None:
+    """The API server takes each file; with it the ServiceAccount has that right, and never commands in containers."""
+
+    def may(*asked: str) -> bool:
+        account = f"--as=system:serviceaccount:{_NAMESPACE}:{_NAME}"
+        done = cluster.control_plane.kubectl("auth", "can-i", *asked, account, check=False)
+        return done.stdout.strip() == "yes"
+
+    assert not may(*right)
+    cluster.apply(_manifests(name))
+    granted = may(*right)
+    more = [("get", "nodes", "--subresource=proxy"), ("create", "pods", "--subresource=exec"), ("get", "secrets")]
+    excess = [asked for asked in [*more, ("patch", "pods"), ("update", "nodes")] if may(*asked)]
+    cluster.kubectl("delete", "-f", "-", input=manifest_text(_manifests(name)))
+    assert granted
+    assert not excess
+
+
 def _manifests(name: str) -> Objects:
     text = (ROOT / "deploy" / f"{name}.yaml").read_text(encoding="utf-8")
     return list(yaml.safe_load_all(text))
@@ -250,7 +290,7 @@ def _later(read: Callable[[], Totals], earlier: Totals) -> Totals:
         now = read()
     except (OSError, http.client.HTTPException, AssertionError):
         return earlier
-    fallen = [series for series, count in earlier.items() if now[series] < count]
+    fallen = {series: count for series, count in earlier.items() if now.get(series, Count(0, 0)) < count}
     assert not fallen
     return now
 
