@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 import bench_apiserver
+import bench_cluster
 import bench_identity
 import bench_lists
 import bench_packet
@@ -31,6 +32,8 @@ import bench_write
 from bench_stats import Figure
 
 PARTS = ("packet", "read", "write", "lists", "scrape", "memory", "start", "identity", "apiserver")
+ON_DEMAND = ("cluster",)
+"""What runs only where it is named: it needs `make setup-cluster`."""
 RESULTS = Path(__file__).parent / "results"
 CHECK_ROUNDS = 9
 EX_NOPERM = 77
@@ -42,7 +45,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="exit 1 where a figure misses its threshold")
     parser.add_argument("--rounds", type=int, default=15, help="rounds of the packet path (default: 15)")
     parser.add_argument("--scrapes", type=int, default=10_000, help="scrapes of the memory part (default: 10000)")
-    parser.add_argument("--only", action="append", choices=PARTS, help="run this part (may be repeated)")
+    parser.add_argument("--only", action="append", choices=PARTS + ON_DEMAND, help="run this part (may be repeated)")
     parser.add_argument(
         "--out", type=Path, default=RESULTS, help="folder for raw samples (default: tests/bench/results)"
     )
@@ -66,11 +69,12 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[list[Figure], di
         "start": (lambda: bench_running.start(folder / "start"), bench_running.start_figures),
         "identity": (lambda: bench_identity.measure(folder / "identity"), bench_identity.figures),
         "apiserver": (lambda: bench_apiserver.measure(folder / "apiserver"), bench_apiserver.figures),
+        "cluster": (lambda: bench_cluster.measure(folder / "cluster"), bench_cluster.figures),
     }
     figures: list[Figure] = []
     samples: dict[str, Any] = {}
-    for part in PARTS:
-        if not options.only or part in options.only:
+    for part in PARTS + ON_DEMAND:
+        if part in (options.only or PARTS):
             print(f"{part} ...", file=sys.stderr)
             run, summarize = runs[part]
             raw = run()
