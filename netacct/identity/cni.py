@@ -17,6 +17,7 @@ from netacct import clock, log
 from netacct.following import Follower, Pace, contents
 from netacct.identity import cni_cache
 from netacct.identity.source import Health, Replace, SourceEvent, Update
+from netacct.identity.stamp import Stamp, stamp_of
 from netacct.model import UNBOUNDED, Address, Observation
 
 POLL = 60.0
@@ -24,9 +25,9 @@ POLL = 60.0
 
 
 class _File(NamedTuple):
-    """What was found in a file; `stamp` (mtime in ns, size, inode) tells whether it is still the same."""
+    """What was found in a file; `stamp` tells whether it is still the same."""
 
-    stamp: tuple[int, int, int]
+    stamp: Stamp
     netns: str
     observations: tuple[Observation, ...]
 
@@ -54,7 +55,7 @@ class CniSource:
         self._emit: Callable[[SourceEvent], None]
         self._files: dict[str, _File] = {}
         self._told: _Told | None = None
-        self._complained: dict[str, tuple[int, int, int]] = {}
+        self._complained: dict[str, Stamp] = {}
         self._health = Health(up=False, reason="not started")
         self._silent = False
         self._log = log.get(source=self.name)
@@ -133,7 +134,7 @@ class CniSource:
         except OSError as error:
             self._complain(path, (0, 0, 0), f"cannot be read: {error.strerror}")
             return
-        stamp = _stamp(status)
+        stamp = stamp_of(status)
         known = self._files.get(path)
         if known is not None and known.stamp == stamp:
             if known.observations and _is_gone(known.netns):
@@ -150,11 +151,11 @@ class CniSource:
         except ValueError as error:
             self._complain(path, stamp, str(error))
 
-    def _read(self, path: str, stamp: tuple[int, int, int]) -> _File:
+    def _read(self, path: str, stamp: Stamp) -> _File:
         """Raises OSError, and ValueError where this is no whole cache file."""
         with open(path, "rb") as file:  # noqa: PTH123 -- as above
             data = file.read(cni_cache.SIZE_LIMIT + 1)
-            stamp = _stamp(os.fstat(file.fileno()))  # of what was read: it may have grown since we asked
+            stamp = stamp_of(os.fstat(file.fileno()))  # of what was read: it may have grown since we asked
         if len(data) > cni_cache.SIZE_LIMIT:
             raise ValueError(f"has more than {cni_cache.SIZE_LIMIT} bytes")
         found = cni_cache.decode(data)
@@ -175,7 +176,7 @@ class CniSource:
         self._files.pop(path, None)
         self._complained.pop(path, None)
 
-    def _complain(self, path: str, stamp: tuple[int, int, int], why: str) -> None:
+    def _complain(self, path: str, stamp: Stamp, why: str) -> None:
         """Log what is wrong with a file, once as long as it stays the same; what was known of it holds."""
         if self._complained.get(path) != stamp and not self._silent:
             self._complained[path] = stamp
@@ -209,8 +210,3 @@ def _is_gone(netns: str) -> bool:
     if not netns or netns.startswith("/proc/"):
         return False
     return os.path.isdir(os.path.dirname(netns)) and not os.path.lexists(netns)  # noqa: PTH112, PTH120 -- as above
-
-
-def _stamp(status: os.stat_result) -> tuple[int, int, int]:
-    """What tells one content of a file from another."""
-    return (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -15,26 +15,20 @@ source will ever name its owner.
 from __future__ import annotations
 
 import re
-import socket
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from netacct import log, rtnetlink
 from netacct import routes as routing
 from netacct.errors import NetacctError
 from netacct.identity.ranges_provider import Fact, Told
+from netacct.identity.route_follower import POLL, PodRoutes, RouteFollower, is_host_route
 from netacct.identity.source import Health
 from netacct.model import Network
 from netacct.policy import canonical, local_range_fault
 from netacct.routes import Link, Route
-from netacct.rtnetlink import Message, Overrun
-from netacct.sleeper import Sleeper, Why
 
 PROVIDER = "rtnetlink"
-
-POLL = 300.0
-"""Seconds between full dumps when nothing was signalled."""
 
 DEBOUNCE = 0.02
 """Seconds between the first change and the word about it; a pod often gets an address of each family."""
@@ -44,57 +38,24 @@ _KINDS = ("veth", "netkit")
 _GOOGLE = 66  # the guest agent's number in rtm_protocol
 
 
-class PodRoutes:
-    """The routes that lead to this node's pods, kept by messages of the kernel. No I/O.
+def _is_pods(link: Link, *, any_veth: bool) -> bool | None:
+    """True for a pod's interface. `any_veth`: a veth needs no CNI's name to be one."""
+    return (link.kind in _KINDS and (any_veth or bool(_NAME.fullmatch(link.name)))) or None
 
-    IPv4 routes of an interface that goes down vanish without a message of their own (net/ipv4/fib_trie.c,
-    fib_table_flush), so the interface's message stands for them.
 
-    Args:
-        any_veth: whether a veth needs no CNI's name to be a pod's.
-    """
+def _is_wanted(route: Route) -> bool:
+    to_one = route.network.prefixlen == route.network.max_prefixlen
+    alias = not to_one and route.kind == routing.RTN_LOCAL and route.protocol == _GOOGLE
+    return is_host_route(route) or alias
 
-    def __init__(self, *, any_veth: bool) -> None:
-        self._any_veth = any_veth
-        self._links: set[int] = set()
-        self._routes: dict[Route, None] = {}
 
-    def take(self, messages: Iterable[Message]) -> None:
-        """Note what messages of a dump or of events say about links and routes."""
-        for message in messages:
-            if message.kind in (routing.RTM_NEWLINK, routing.RTM_DELLINK):
-                self._link(routing.link(message), gone=message.kind == routing.RTM_DELLINK)
-            elif message.kind in (routing.RTM_NEWROUTE, routing.RTM_DELROUTE):
-                self._route(routing.route(message), gone=message.kind == routing.RTM_DELROUTE)
-
-    def ranges(self) -> tuple[Network, ...]:
-        """The local ranges of now, canonical."""
-        return canonical(
-            route.network
-            for route in self._routes
-            if (route.kind == routing.RTN_LOCAL or route.link in self._links) and not local_range_fault(route.network)
-        )
-
-    def _link(self, link: Link | None, *, gone: bool) -> None:
-        if link is None:
-            return
-        if not gone and link.kind in _KINDS and (self._any_veth or _NAME.fullmatch(link.name)):
-            self._links.add(link.number)
-        else:
-            self._links.discard(link.number)
-        if gone or not link.up:
-            self._routes = {route: None for route in self._routes if route.link != link.number}
-
-    def _route(self, route: Route | None, *, gone: bool) -> None:
-        if route is None:
-            return
-        to_one = route.network.prefixlen == route.network.max_prefixlen
-        pods = to_one and route.kind == routing.RTN_UNICAST and route.link
-        alias = not to_one and route.kind == routing.RTN_LOCAL and route.protocol == _GOOGLE
-        if gone:
-            self._routes.pop(route, None)
-        elif pods or alias:
-            self._routes[route] = None
+def _ranges(known: PodRoutes[bool]) -> tuple[Network, ...]:
+    """The local ranges of now, canonical."""
+    return canonical(
+        route.network
+        for route in known.routes
+        if (route.kind == routing.RTN_LOCAL or route.link in known.links) and not local_range_fault(route.network)
+    )
 
 
 class RtnetlinkRanges:
@@ -108,23 +69,21 @@ class RtnetlinkRanges:
     name = PROVIDER
 
     def __init__(self, *, any_veth: bool = False, poll: float = POLL) -> None:
-        self._any_veth, self._poll = any_veth, poll
-        self._routes = PodRoutes(any_veth=any_veth)
+        self._empty = partial(PodRoutes[bool], partial(_is_pods, any_veth=any_veth), _is_wanted)
         self._ranges: tuple[Network, ...] = ()
         self._changed: Callable[[tuple[Network, ...]], None] = lambda _: None
-        self._health = Health(up=False, reason="not started")
-        self._sleeper = Sleeper(f"ranges-{self.name}")
-        self._log = log.get(source="rtnetlink-ranges")
+        logger = log.get(source="rtnetlink-ranges")
+        self._follower = RouteFollower(self._empty, self._tell, f"ranges-{self.name}", logger, poll, DEBOUNCE)
 
     def read(self, seconds: float) -> Told:  # noqa: ARG002 -- the kernel keeps nobody waiting
         """What the routes of now say. Raises NetacctError."""
-        found = PodRoutes(any_veth=self._any_veth)
+        found = self._empty()
         try:
             with rtnetlink.connect() as requests:
                 found.take(routing.dump(requests))
         except OSError as error:
             raise NetacctError(f"cannot list links and routes: {error.strerror or error}") from error
-        return Told(found.ranges())
+        return Told(_ranges(found))
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -137,14 +96,9 @@ class RtnetlinkRanges:
         Raises NetacctError where the kernel refuses.
         """
         self._changed = changed
-        try:
-            events = rtnetlink.connect(routing.GROUPS)
-            requests = rtnetlink.connect()
-        except OSError as error:
-            raise NetacctError(f"cannot follow links and routes: {error.strerror}") from error
-        self._look(requests)
-        self._ranges = self._routes.ranges()
-        self._sleeper.start(partial(self._follow, events, requests))
+        self._follower.look()
+        self._ranges = _ranges(self._follower.known)
+        self._follower.follow()
         return self._ranges
 
     def wait(self, seconds: float) -> None:
@@ -152,37 +106,14 @@ class RtnetlinkRanges:
 
     def stop(self) -> None:
         """End the thread; nothing is told any more once this returned. Idempotent."""
-        self._sleeper.stop()
+        self._follower.stop()
 
     def healthy(self) -> Health:
         """Unhealthy, with the error, while links and routes cannot be listed."""
-        return self._health
+        return self._follower.healthy()
 
-    def _follow(self, events: socket.socket, requests: socket.socket) -> None:
-        with events, requests:
-            while (why := self._sleeper.sleep(self._poll, events.fileno())) is not Why.STOP:
-                if why is Why.READABLE:
-                    time.sleep(DEBOUNCE)
-                try:
-                    self._routes.take(rtnetlink.pending(events))
-                    if why is Why.DUE:
-                        self._look(requests)
-                except Overrun:
-                    self._look(requests)
-                found = self._routes.ranges()
-                if found != self._ranges:
-                    self._ranges = found
-                    self._changed(found)
-
-    def _look(self, requests: socket.socket) -> None:
-        """List everything anew; what was known holds where that fails. Events that come meanwhile are taken after."""
-        found = PodRoutes(any_veth=self._any_veth)
-        try:
-            found.take(routing.dump(requests))
-        except OSError as error:
-            reason = f"cannot list links and routes: {error.strerror or error}"
-            if self._health.reason != reason:
-                self._log.error("cannot list links and routes, what is known of them holds", error=str(error))
-            self._health = Health(up=False, reason=reason)
-            return
-        self._routes, self._health = found, Health(up=True)
+    def _tell(self) -> None:
+        found = _ranges(self._follower.known)
+        if found != self._ranges:
+            self._ranges = found
+            self._changed(found)

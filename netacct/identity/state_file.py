@@ -19,7 +19,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,9 @@ from netacct import clock, log
 from netacct.following import Follower, Pace, entries
 from netacct.identity import veth
 from netacct.identity.cni_cache import is_name
+from netacct.identity.heard import Heard
 from netacct.identity.source import Health, Replace, SourceEvent, Update
+from netacct.identity.stamp import Stamp, stamp_of
 from netacct.model import UNBOUNDED, Address, Observation, Pod
 from netacct.policy import local_range_fault
 
@@ -63,7 +64,7 @@ Decode: TypeAlias = Callable[[Mapping[str, Any]], Iterator[Entry]]
 class _Read(NamedTuple):
     """What was found in a file. `stamp` tells whether it is still the same; `seen` has each entry's `created`."""
 
-    stamp: tuple[int, int, int]
+    stamp: Stamp
     seen: dict[Entry, float]
 
 
@@ -95,8 +96,7 @@ class StateFileSource:
         self._waiting: dict[Entry, _Waiting] = {}
         self._settled: set[Entry] = set()
         self._complete = False
-        self._lock = threading.Lock()
-        self._vouched: dict[tuple[str, Address, str, str], None] = {}
+        self._heard = Heard()
         self._began: float | None = None
         self._health = Health(up=False, reason="not started", present=False)
         self._emit: Callable[[SourceEvent], None] = lambda _: None
@@ -108,15 +108,7 @@ class StateFileSource:
         """Hear what another source says. May be called from any thread, also before `start`; never blocks for long."""
         if event.source in (self.name, veth.SOURCE):
             return  # veth's word is somebody else's, and that may be this one's
-        with self._lock:
-            if isinstance(event, Replace):
-                self._vouched = {key: None for key in self._vouched if key[0] != event.source}
-            for seen in event.observations:
-                key = (seen.source, seen.ip, seen.pod.uid or f"{seen.pod.namespace}/{seen.pod.name}", seen.sandbox)
-                if seen.present:
-                    self._vouched[key] = None
-                else:
-                    self._vouched.pop(key, None)
+        self._heard.note(event)
         if self._read:
             self._follower.wake()
 
@@ -157,7 +149,7 @@ class StateFileSource:
         """Bring what is known of one file up to date. Raises OSError, and ValueError where it is not understood."""
         try:
             with Path(path).open("rb") as file:
-                stamp = _stamp(os.fstat(file.fileno()))
+                stamp = stamp_of(os.fstat(file.fileno()))
                 known = self._read.get(path)
                 if known is not None and known.stamp == stamp:
                     return
@@ -178,8 +170,7 @@ class StateFileSource:
         """Emit what is to be said now and was not said before, and see to it that what has to wait is said then."""
         began = self._began = at if self._began is None else self._began
         there = {entry: created for read in self._read.values() for entry, created in read.seen.items()}
-        with self._lock:
-            vouched = {key[1] for key in self._vouched}
+        vouched = {seen.ip for seen in self._heard.observations()}
         self._settled = {entry for entry in there if entry in self._settled or entry.ip in vouched}
         before = self._waiting
         self._waiting = {
@@ -250,8 +241,3 @@ def _decode(data: bytes, decode: Decode) -> tuple[Entry, ...]:
     if not isinstance(document, dict):
         raise ValueError("is no object")  # noqa: TRY004 -- the contract is ValueError, whatever is wrong
     return tuple(dict.fromkeys(decode(document)))
-
-
-def _stamp(status: os.stat_result) -> tuple[int, int, int]:
-    """What tells one content of a file from another."""
-    return (status.st_mtime_ns, status.st_size, status.st_ino)

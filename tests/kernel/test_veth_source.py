@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import support
 
-from netacct import rtnetlink
-from netacct.identity import veth
+from netacct import routes, rtnetlink
 from netacct.identity.source import Replace, SourceEvent, Update
 from netacct.identity.veth import VethSource, digest
 from netacct.model import Observation, Pod, pack, unpack
@@ -180,9 +179,7 @@ def test_the_poll_finds_what_no_message_told(
     netns: support.Netns, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any message, routes that came and went are found when it is time to look."""
-    monkeypatch.setattr(veth, "_RTMGRP_LINK", 0)
-    monkeypatch.setattr(veth, "_RTMGRP_IPV4_ROUTE", 1 << 30)  # a group in which nothing is said
-    monkeypatch.setattr(veth, "_RTMGRP_IPV6_ROUTE", 0)
+    monkeypatch.setattr(routes, "GROUPS", 1 << 30)  # a group in which nothing is said
     follower = follow(observed(V4), poll=0.1)
     attach(netns, "cali" + digest("team-a", "train-0"), V4)
     assert follower.next() == [(V4, "s0", True)]
