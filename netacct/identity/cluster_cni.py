@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from netacct.identity.cluster import read_cidrs
+from netacct.identity.ranges_cni import objects
 from netacct.policy import POD, Prefix
 
 _KEYS = ("ipv4_pools", "ipv6_pools")
@@ -52,12 +53,4 @@ def _is_network(pool: str) -> bool:
 
 def _calico(document: Any) -> Iterator[dict[str, Any]]:
     """Each IPAM of Calico, at any depth."""
-    pending = [document]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict):
-            if node.get("type") == "calico-ipam":
-                yield node
-            pending += node.values()
+    return (node for node in objects(document) if node.get("type") == "calico-ipam")

@@ -2,7 +2,8 @@
 
 The standard library's http.client, with what it lacks here: the address that is asked may differ from the name that the
 certificate must have, a certificate can be pinned, an answer has a deadline as a whole, and whoever waits can be woken:
-a thread that blocks in a read would hold up the end of the agent.
+a thread that blocks in a read would hold up the end of the agent. (Metadata servers of clouds have a client of their
+own, `metadata_http.py`, which says why.)
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 No proxies, no redirects, no names to resolve, a limit for time and size; whatever goes wrong is a value, no exception.
 A request can be interrupted from another thread, because Google's long-polls last a minute.
+
+`https.py` has the client for kubelets and API servers. They share no code, because they differ in all that is more than
+http.client: this one keeps its connection, tries several addresses, has one deadline from connecting to the last byte,
+and takes an answer whole; that one has TLS with pinned certificates, a connection per request, and bodies that are
+streams without an end.
 """
 
 from __future__ import annotations

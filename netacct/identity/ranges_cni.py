@@ -108,19 +108,25 @@ def _load(path: str) -> Mapping[str, Any]:
     return document
 
 
-def _ranges(network: Mapping[str, Any]) -> Iterator[Network]:
-    """All ranges of a network, at any depth. Raises Fault."""
-    pending: list[Any] = [network]
+def objects(document: Any) -> Iterator[dict[str, Any]]:
+    """Each object of a document of JSON, at any depth: plugins are nested in each other (Multus), and IPAM in them."""
+    pending = [document]
     while pending:
         node = pending.pop()
         if isinstance(node, list):
             pending += node
         elif isinstance(node, dict):
-            if node.get("type") == "host-local":
-                yield from _host_local(node)
-            elif node.get("type") == "flannel":
-                yield from _flannel(str(node.get("subnetFile") or FLANNEL))
+            yield node
             pending += node.values()
+
+
+def _ranges(network: Mapping[str, Any]) -> Iterator[Network]:
+    """All ranges of a network, at any depth. Raises Fault."""
+    for node in objects(network):
+        if node.get("type") == "host-local":
+            yield from _host_local(node)
+        elif node.get("type") == "flannel":
+            yield from _flannel(str(node.get("subnetFile") or FLANNEL))
 
 
 def _host_local(ipam: Mapping[str, Any]) -> Iterator[Network]:

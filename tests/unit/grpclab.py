@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from types import TracebackType
@@ -12,9 +13,22 @@ from typing import Any, Self
 import grpc
 
 from netacct.identity import grpc_messages
+from netacct.identity.source import Health, Source
 
 ADDED, MODIFIED, DELETED, SYNCED = 1, 2, 3, 4
 _END = None
+
+SECONDS = 20.0
+"""The longest time to wait for anything."""
+
+
+def healthy_when(source: Source, holds: Callable[[Health], bool]) -> Health:
+    """A source's health, as soon as this holds of it."""
+    deadline = time.monotonic() + SECONDS
+    while not holds(source.healthy()):
+        assert time.monotonic() < deadline, source.healthy()
+        time.sleep(0.01)
+    return source.healthy()
 
 
 class Server:

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpclab import Runtime, Server
+from grpclab import Runtime, Server, healthy_when
 
 from netacct import clock
 from netacct.identity.cri import CriSource
@@ -45,11 +45,7 @@ class Asker:
 
     def until(self, holds: Callable[[Health], bool]) -> Health:
         """The health, as soon as this holds of it."""
-        deadline = time.monotonic() + SECONDS
-        while not holds(self.source.healthy()):
-            assert time.monotonic() < deadline, self.source.healthy()
-            time.sleep(0.01)
-        return self.source.healthy()
+        return healthy_when(self.source, holds)
 
 
 Ask = Callable[..., Asker]

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpclab import ADDED, DELETED, MODIFIED, Kubelet, Server, event, pod
+from grpclab import ADDED, DELETED, MODIFIED, Kubelet, Server, event, healthy_when, pod
 from structlog.testing import capture_logs
 
 from netacct import clock
@@ -51,11 +51,7 @@ class Watcher:
 
     def until(self, holds: Callable[[Health], bool]) -> Health:
         """The health, as soon as this holds of it."""
-        deadline = time.monotonic() + SECONDS
-        while not holds(self.source.healthy()):
-            assert time.monotonic() < deadline, self.source.healthy()
-            time.sleep(0.01)
-        return self.source.healthy()
+        return healthy_when(self.source, holds)
 
 
 def words(observations: tuple[Observation, ...]) -> list[tuple[str, str, bool]]:

@@ -26,12 +26,6 @@ def masquerades(directories: Iterable[str]) -> tuple[Masquerade, ...]:
 
 
 def _masquerading(document: Any) -> Iterator[str]:
-    pending = [document]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict):
-            if node.get("type") in _PLUGINS and node.get("ipMasq") is True:
-                yield str(node["type"])
-            pending += node.values()
+    for node in ranges_cni.objects(document):
+        if node.get("type") in _PLUGINS and node.get("ipMasq") is True:
+            yield str(node["type"])
