@@ -105,6 +105,7 @@ class Identity:
     cni: Directories
     kubelet: KubeletIdentity
     apiserver: ApiserverIdentity
+    multus_networks: tuple[str, ...]
     poll: float
     late_binding: float
 

@@ -152,6 +152,14 @@ def _kubelet_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _multus_network(text: str) -> str:
+    """A network as Multus names it in its annotation, NAMESPACE/NAME. Else raises ValueError."""
+    name = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+    if not re.fullmatch(f"{name}/{name}", text):
+        raise ValueError(text)
+    return text
+
+
 def _node_name(text: str) -> str:
     """`auto`, or a DNS subdomain (RFC 1123), as names of nodes are. Else raises ValueError."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text):
@@ -231,6 +239,7 @@ KEYS: dict[str, Key] = {
     "identity.kubelet.token_file": Key("", _text(_absolute_or_none, 'an absolute path, or ""')),
     "identity.apiserver.kubeconfig": Key("auto", _text(_auto_or_absolute, "auto, or an absolute path")),
     "identity.apiserver.node": Key("auto", _text(_node_name, "auto, or the node's name in Kubernetes")),
+    "identity.multus_networks": Key((), _distinct(_text(_multus_network, "NAMESPACE/NAME"))),
     "identity.poll": Key(30.0, _seconds(10, 3600)),
     "identity.late_binding": Key(120.0, _seconds(0, 3600)),
     "metrics.pods": Key(True, Node.boolean),

@@ -71,9 +71,9 @@ def make(config: Config) -> Made:
 
     With `auto` the kubelet and the runtime are asked only while those who know the same better are not up.
     """
-    identity, labels = config.identity, config.metrics.pod_labels
+    identity, labels, networks = config.identity, config.metrics.pod_labels, config.identity.multus_networks
     auto = identity.sources == AUTO_SOURCES
-    pods_api = KubeletPodsApi(labels=labels)
+    pods_api = KubeletPodsApi(labels=labels, networks=networks)
     access = Access(
         identity.kubelet.url,
         identity.kubelet.ca_file,
@@ -82,7 +82,7 @@ def make(config: Config) -> Made:
         identity.kubelet.token_file,
         identity.apiserver.node,
     )
-    asked = KubeletSource(access, _unless(auto, pods_api), identity.poll, labels)
+    asked = KubeletSource(access, _unless(auto, pods_api), identity.poll, labels, networks)
     runtime = CriSource(labels=labels, needed=_unless(auto, pods_api, asked), interval=identity.poll)
     hearers: dict[str, Callable[[], Hearer]] = {
         azure_cni.SOURCE: AzureCniSource,
@@ -95,7 +95,9 @@ def make(config: Config) -> Made:
         kubelet_pods_api.SOURCE: lambda: pods_api,
         kubelet.SOURCE: lambda: asked,
         cri.SOURCE: lambda: runtime,
-        apiserver.SOURCE: lambda: ApiServerSource(identity.apiserver.kubeconfig, identity.apiserver.node, labels),
+        apiserver.SOURCE: lambda: ApiServerSource(
+            identity.apiserver.kubeconfig, identity.apiserver.node, labels, networks=networks
+        ),
     }
     hearing = [hearers[name]() for name in identity.sources if name in hearers]
     sources = [makers[name]() for name in identity.sources if name in makers] + hearing

@@ -32,15 +32,21 @@ class ApiServerSource:
         kubeconfig: whom to ask, and as whom: a path, or `auto` for the ServiceAccount of the pod that this runs in.
         node: the node's name in Kubernetes, or `auto`.
         labels: the keys of the pod labels to keep.
+        networks: the secondary networks whose addresses count (see `multus`).
         pace: how long things take.
     """
 
     name = SOURCE
 
     def __init__(
-        self, kubeconfig: str = IN_CLUSTER, node: str = AUTO, labels: Collection[str] = (), pace: Pace | None = None
+        self,
+        kubeconfig: str = IN_CLUSTER,
+        node: str = AUTO,
+        labels: Collection[str] = (),
+        pace: Pace | None = None,
+        networks: Collection[str] = (),
     ) -> None:
-        self._node, self._labels = node_name(node), frozenset(labels)
+        self._node, self._labels, self._networks = node_name(node), frozenset(labels), frozenset(networks)
         self._emit: Callable[[SourceEvent], None] = lambda _: None
         self._told: dict[str, tuple[Observation, ...]] = {}
         self._log = log.get(source=self.name, node=self._node)
@@ -82,7 +88,7 @@ class ApiServerSource:
             self._emit(Update(self.name, (*gone, *now)))
 
     def _observe(self, each: Object, at: float) -> tuple[Observation, ...]:
-        pod = kube_pod.from_json(each)
+        pod = kube_pod.from_json(each, self._networks)
         return () if pod is None else kube_pod.observations(self.name, (pod,), at, self._labels)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 Field: TypeAlias = tuple[str, int, str]
-"""Name, number, and type: a scalar of protobuf, `labels` for map<string, string>, or a message of the same table.
+"""Name, number, and type: a scalar of protobuf, `labels` for any map<string, string>, or a message of the same table.
 
 A `*` before it says that the field is repeated.
 """
@@ -41,6 +41,7 @@ PODS_API: Table = {
         ("uid", 5, "string"),
         ("creationTimestamp", 8, "Time"),
         ("labels", 11, "labels"),
+        ("annotations", 12, "labels"),
         ("ownerReferences", 13, "*OwnerReference"),
     ),
     "OwnerReference": (("kind", 1, "string"), ("name", 3, "string"), ("controller", 6, "bool")),

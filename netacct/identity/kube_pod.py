@@ -9,6 +9,7 @@ from socket import AF_INET, AF_INET6, inet_pton
 from typing import Any
 
 from netacct import clock
+from netacct.identity.multus import STATUS, secondary
 from netacct.identity.workloads import workload
 from netacct.model import UNBOUNDED, WHOLE, Address, Observation, Pod
 
@@ -23,9 +24,10 @@ ENDED = frozenset({"Succeeded", "Failed"})
 class KubePod:
     """A pod (k8s.io/api core/v1, Pod), as far as it matters here.
 
-    `uid` is the one that its node knows it by, also for static pods. `ips` are `status.podIPs`; of a hostNetwork pod
-    they are the node's. `owner` is its controller's (kind, name), or ("", ""). `started` is Unix seconds:
-    `status.startTime`, else its creation; None where there is neither.
+    `uid` is the one that its node knows it by, also for static pods. `ips` are `status.podIPs`, and the addresses in
+    secondary networks that somebody named; of a hostNetwork pod they are the node's. `owner` is its controller's
+    (kind, name), or ("", ""). `started` is Unix seconds: `status.startTime`, else its creation; None where there is
+    neither.
     """
 
     namespace: str
@@ -39,14 +41,21 @@ class KubePod:
     started: float | None
 
 
-def from_json(document: Mapping[str, Any]) -> KubePod | None:
-    """A pod from its JSON form, without what is malformed; None where it has no name or uid, and so is none."""
+def from_json(document: Mapping[str, Any], networks: Collection[str] = ()) -> KubePod | None:
+    """A pod from its JSON form, without what is malformed; None where it has no name or uid, and so is none.
+
+    Args:
+        document: a v1.Pod.
+        networks: the secondary networks whose addresses count (see `multus`).
+    """
     metadata, spec, status = (_mapping(_mapping(document).get(part)) for part in ("metadata", "spec", "status"))
     namespace, name = _text(metadata.get("namespace")), _text(metadata.get("name"))
-    uid = _text(_mapping(metadata.get("annotations")).get(MIRROR)) or _text(metadata.get("uid"))
+    annotations = _mapping(metadata.get("annotations"))
+    uid = _text(annotations.get(MIRROR)) or _text(metadata.get("uid"))
     if not (namespace and name and uid):
         return None
     texts = [_text(_mapping(each).get("ip")) for each in _sequence(status.get("podIPs"))]
+    more = secondary(_text(annotations.get(STATUS)), networks) if networks else []
     owners = [_mapping(each) for each in _sequence(metadata.get("ownerReferences"))]
     owner = next((each for each in owners if each.get("controller") is True), {})
     return KubePod(
@@ -55,7 +64,7 @@ def from_json(document: Mapping[str, Any]) -> KubePod | None:
         uid,
         _text(status.get("phase")),
         spec.get("hostNetwork") is True,
-        addresses(texts) or addresses([_text(status.get("podIP"))]),
+        addresses([*(texts if addresses(texts) else [_text(status.get("podIP"))]), *more]),
         (_text(owner.get("kind")), _text(owner.get("name"))),
         {key: value for key, value in _mapping(metadata.get("labels")).items() if isinstance(value, str)},
         _time(status.get("startTime")) or _time(metadata.get("creationTimestamp")),

@@ -101,6 +101,7 @@ class KubeletSource:
         needed: False while a better source is up.
         interval: seconds between two questions.
         labels: the keys of the pod labels to keep.
+        networks: the secondary networks whose addresses count (see `multus`).
     """
 
     name = SOURCE
@@ -111,8 +112,9 @@ class KubeletSource:
         needed: Callable[[], bool] = lambda: True,
         interval: float = INTERVAL,
         labels: Collection[str] = (),
+        networks: Collection[str] = (),
     ) -> None:
-        self._access, self._labels = access, frozenset(labels)
+        self._access, self._labels, self._networks = access, frozenset(labels), frozenset(networks)
         self._exchange = Exchange()
         self._poller = Poller(self.name, self._ask, needed, interval)
 
@@ -144,7 +146,7 @@ class KubeletSource:
                 raise NetacctError(_refusal(server, answer))
             listed = JsonList(answer.chunks(deadline, SIZE_LIMIT))
             try:
-                return kube_pod.observations(self.name, list(_pods(listed)), at, self._labels)
+                return kube_pod.observations(self.name, list(_pods(listed, self._networks)), at, self._labels)
             except ValueError as error:
                 raise NetacctError(f"what {server} answers {error}") from error
         except EndedError as error:
@@ -153,9 +155,9 @@ class KubeletSource:
             self._exchange.close()
 
 
-def _pods(listed: JsonList) -> Iterator[kube_pod.KubePod]:
+def _pods(listed: JsonList, networks: Collection[str]) -> Iterator[kube_pod.KubePod]:
     for item in listed.items():
-        pod = kube_pod.from_json(item) if isinstance(item, dict) else None
+        pod = kube_pod.from_json(item, networks) if isinstance(item, dict) else None
         if pod is not None:
             yield pod
 

@@ -73,12 +73,20 @@ class KubeletPodsApi:
         sockets: where the kubelet may serve it (absolute paths); the first that answers is watched.
         labels: the keys of the pod labels to tell.
         relist: seconds after which the watch begins anew, on average.
+        networks: the secondary networks whose addresses count (see `multus`).
     """
 
     name = SOURCE
 
-    def __init__(self, sockets: Sequence[str] = SOCKETS, labels: Collection[str] = (), relist: float = RELIST) -> None:
+    def __init__(
+        self,
+        sockets: Sequence[str] = SOCKETS,
+        labels: Collection[str] = (),
+        relist: float = RELIST,
+        networks: Collection[str] = (),
+    ) -> None:
         self._sockets, self._labels, self._relist = tuple(sockets), tuple(labels), relist
+        self._networks = frozenset(networks)
         self._emit: Callable[[SourceEvent], None] = lambda _: None
         self._found: dict[str, tuple[int, int]] = {}
         self._services: tuple[str, ...] = SERVICES
@@ -248,7 +256,7 @@ class KubeletPodsApi:
         self._heard = clock.now()
         try:
             event = grpc_messages.decode(grpc_messages.pods_api()["WatchPodsEvent"], data)
-            return event.type, from_proto(event.pod, self._labels)
+            return event.type, from_proto(event.pod, self._labels, self._networks)
         except ValueError as error:
             if self._repeats.due("not understood"):
                 self._log.warning("the kubelet says something that is not understood, ignoring it", why=str(error))
