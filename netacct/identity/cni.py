@@ -16,6 +16,7 @@ from typing import NamedTuple
 from netacct import clock, log
 from netacct.following import Follower, Pace, contents
 from netacct.identity import cni_cache
+from netacct.identity.claims import uid_of
 from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.identity.stamp import Stamp, stamp_of
 from netacct.model import UNBOUNDED, Address, Observation
@@ -187,7 +188,7 @@ class CniSource:
         now: _Told = {}
         for file in self._files.values():
             for seen in file.observations:
-                key = (seen.ip, seen.pod.uid or f"{seen.pod.namespace}/{seen.pod.name}", seen.sandbox)
+                key = (seen.ip, uid_of(seen.pod), seen.sandbox)
                 now[key] = max(now.get(key, seen), seen, key=lambda each: each.created)
         before, self._told = self._told, now
         at = clock.now()

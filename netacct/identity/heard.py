@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from netacct.identity.claims import uid_of
 from netacct.identity.source import Replace, SourceEvent
 from netacct.model import Address, Observation
 
@@ -21,7 +22,7 @@ class Heard:
             if isinstance(event, Replace):
                 self._known = {key: seen for key, seen in self._known.items() if key[0] != event.source}
             for seen in event.observations:
-                key = (seen.source, seen.ip, seen.pod.uid or f"{seen.pod.namespace}/{seen.pod.name}", seen.sandbox)
+                key = (seen.source, seen.ip, uid_of(seen.pod), seen.sandbox)
                 if seen.present:
                     self._known[key] = seen
                 else:
