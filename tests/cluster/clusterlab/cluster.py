@@ -128,20 +128,18 @@ class Cluster:
 
     def down(self) -> None:
         """End every host, and remove what was made. May be called at any time, also twice."""
-        for host in self._hosts:
-            if isinstance(host, Node):
-                host.remove()
-            else:
-                host.kill()
-        self._hosts.clear()
-        for number in range(1, self._number + 1):  # a node that did not come up has its cgroups nevertheless
-            cgroups.remove(f"{self.prefix}-node{number}")
-        if self._fabric is not None:
-            self._fabric.kill()
-            self._fabric = None
-        for folder in (self.work, self._made):
-            if folder is not None and folder.exists():
-                shutil.rmtree(folder)
+        with contextlib.ExitStack() as stack:  # what fails keeps nothing else from being done; the last is done first
+            for folder in (self._made, self.work):
+                if folder is not None and folder.exists():
+                    stack.callback(shutil.rmtree, folder)
+            if self._fabric is not None:
+                stack.callback(self._fabric.kill)
+                self._fabric = None
+            for number in range(1, self._number + 1):  # a node that did not come up has its cgroups nevertheless
+                stack.callback(cgroups.remove, f"{self.prefix}-node{number}")
+            for host in self._hosts:
+                stack.callback(host.remove if isinstance(host, Node) else host.kill)
+            self._hosts.clear()
 
     def wait_ready(self, patience: float = 120.0) -> None:
         """Wait until every node is Ready and the namespace `default` takes pods."""

@@ -132,7 +132,7 @@ class Namespaces:
         """End it with everything inside."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        self._holder.wait(20)
+        self._holder.wait(60)
         if self._holder.stdin:
             self._holder.stdin.close()
 
@@ -304,7 +304,7 @@ class Host(Namespaces):
         super().kill()
         for service in self._services.values():
             if service.process is not None:
-                service.process.wait(20)
+                service.process.wait(60)
 
     def path(self, inside: str) -> Path:
         """Where a file of the host is for this process."""
