@@ -35,6 +35,10 @@ _CHANGES = (
     | _IN_MOVE_SELF
     | _IN_ONLYDIR
 )
+_BUFFER = 65536
+_LARGEST = 16 + 256
+"""Bytes of the largest event: struct inotify_event, and a name of NAME_MAX with its NUL."""
+
 _LIMITS = {errno.EMFILE: " (fs.inotify.max_user_instances)", errno.ENOSPC: " (fs.inotify.max_user_watches)"}
 """Which sysctl an error is about; EMFILE may also be the process's own limit."""
 
@@ -79,11 +83,12 @@ class Inotify:
     def events(self) -> list[Event]:
         """All events that are queued now, oldest first; never blocks."""
         found: list[Event] = []
-        while True:
+        data = bytes(_BUFFER)
+        while len(data) > _BUFFER - _LARGEST:  # else there was room for one more, had there been one
             try:
-                data = os.read(self.fd, 65536)
+                data = os.read(self.fd, _BUFFER)
             except BlockingIOError:
-                return found
+                break
             offset = 0
             while offset < len(data):  # struct inotify_event: wd, mask, cookie, len, then a NUL-padded name of len
                 watch, mask, _cookie, size = struct.unpack_from("iIII", data, offset)
@@ -91,6 +96,7 @@ class Inotify:
                 name = os.fsdecode(data[offset - size : offset].rstrip(b"\0"))
                 created = bool(mask & _IN_CREATE) and not mask & _IN_ISDIR
                 found.append(Event(watch, name, created, gone=bool(mask & _IN_IGNORED)))
+        return found
 
     def close(self) -> None:
         """Free the instance and its watches."""

@@ -5,11 +5,12 @@ systemd and every agent, and running out of them is well known in the field.
 
 The `Hub` owns the instance, the thread that alone reads it, and the table of who holds which watch; all three live from
 the first `Share` to the end of the last. A share belongs to one follower, which takes its events in a thread of its own
-when `fd` can be read. The kernel gives one number for one inode however often it is watched, so watches are counted:
-all have the same mask, and a watch ends with its last holder, or when the kernel says that its directory is gone.
+when `fd` can be read. Were all to wait for the instance itself, each event would wake them all, and be dealt later.
 
-While a follower asks the kernel for a watch, of which the number is not known yet, it gets all events, and no watch is
-removed. It may well ignore events of watches that it does not know.
+The kernel gives one number for one inode however often it is watched, so watches are counted: all have the same mask,
+and a watch ends with its last holder, or when the kernel says that its directory is gone. While a follower asks for a
+watch, of which the number is not known yet, it gets all events, and no watch is removed. It may well ignore events of
+watches that it does not know.
 
 Two locks: `_life` orders beginnings and ends of the instance; `_lock` is for the tables and for what shares have
 pending, and is the only one that the reading thread takes, so that its end can be waited for under the other.
@@ -103,10 +104,11 @@ class Hub:
     def take(self, share: Share) -> list[Event]:
         """See `Share.events`."""
         with self._lock:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(share.fd)
             found = list(share.pending)
             share.pending.clear()
+            if not found and share.rung:  # not before the events are seen to: the call would give the interpreter away
+                os.eventfd_read(share.fd)
+                share.rung = False
             return found
 
     def leave(self, share: Share) -> None:
@@ -196,13 +198,15 @@ class Share:
     """One follower's part of a hub; as an inotify instance of its own would be. Made by `Hub.share`.
 
     Attributes:
-        fd: can be read (poll(2)) while events are queued.
-        pending: the queued events, oldest first; the hub's own affair.
+        fd: can be read (poll(2)) while events may be queued, until `events` gave none.
+        rung: whether `fd` can be read; this and the next are the hub's own affair.
+        pending: the queued events, oldest first.
     """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.rung = False
         self.pending: dict[Event, None] = {}
 
     def ready(self) -> bool:
@@ -234,10 +238,11 @@ def _put(share: Share, event: Event) -> None:
     """Queue an event; the hub's lock is held."""
     if len(share.pending) >= PENDING:
         share.pending.clear()
-        event = LOST
-    if not share.pending:
-        os.eventfd_write(share.fd, 1)
+        share.pending[LOST] = None
     share.pending[event] = None
+    if not share.rung:
+        share.rung = True
+        os.eventfd_write(share.fd, 1)
 
 
 SHARED = Hub()
