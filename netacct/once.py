@@ -17,6 +17,7 @@ from netacct.kernel.detect import DATAPATHS
 from netacct.kernel.interfaces import Interfaces
 from netacct.list_files import ListFiles
 from netacct.moving import OpenDatapath
+from netacct.showing import REMOVAL
 
 
 def make_datapath(config: Config) -> OpenDatapath:
@@ -60,5 +61,5 @@ def is_anything_there() -> bool:
 
 def remove(config: Config) -> None:
     """Book the last values and take everything away. The caller is sole writer."""
-    config = dataclasses.replace(config, enabled=False)
+    config = dataclasses.replace(config, enabled=False, origins={**config.origins, "enabled": REMOVAL})
     make_agent(config, make_datapath(config)).start(own_addresses())

@@ -15,6 +15,9 @@ from netacct.marking import Marking
 from netacct.policy import Policy
 from netacct.rivals import blind_spots
 
+REMOVAL = "netacct rules remove"
+"""Who paused an agent; where none runs, the origin of `enabled` for the moment of the removal."""
+
 
 def view(
     config: Config,
@@ -69,7 +72,8 @@ def status(policy: Policy, datapath: Datapath, books: Books, differences: Sequen
 
 def pause_reason(config: Config) -> str:
     """What paused the accounting, for the log."""
-    return "netacct rules remove" if config.enabled else "enabled is false in the configuration"
+    asked = config.enabled or config.origins.get("enabled") == REMOVAL
+    return REMOVAL if asked else "enabled is false in the configuration"
 
 
 def troubles(differences: Sequence[str], is_old: bool) -> list[str]:

@@ -57,6 +57,7 @@ def test_rules_can_be_installed_and_removed_without_an_agent(lab: AgentLab) -> N
     assert lab.command("rules", "apply").stdout.startswith("repaired: set nacc4-tx-internet has lost its sentinel")
     removed = lab.command("rules", "remove", "-o", "json")
     assert (removed.returncode, json.loads(removed.stdout)) == (0, ["removed"])
+    assert 'because="netacct rules remove"' in removed.stderr
     assert tables() == before
     assert sh("ipset list -n") == ""
 
