@@ -43,6 +43,7 @@ lint: setup ## ruff, mypy strict, import contracts, and that every flag, metric 
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/mypy tests/cluster/conftest.py
 	.venv/bin/lint-imports --no-cache
 	$(PYTEST) -q tests/unit/test_config_docs.py tests/unit/test_docs_links.py tests/unit/test_docs_metrics.py \
 	  tests/unit/test_disruptions_docs.py tests/unit/test_policy_docs.py

@@ -21,7 +21,7 @@ def no_local_range(facts: Facts) -> Iterable[Finding]:
     if in_use(facts) and settings.enabled and not settings.local:
         yield finding(
             "no-local-range",
-            "neither configuration nor pods file names an address of a pod of this node",
+            "no configuration, provider of local ranges, result of CNI or pods file names a pod's address",
             "local_ranges",
         )
 
