@@ -32,6 +32,7 @@ def secondary(annotation: str, networks: Collection[str]) -> list[str]:
     except (ValueError, RecursionError):
         return []
     entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-    wanted = [entry for entry in entries if entry.get("name") in networks and entry.get("default") is not True]
+    named = [entry for entry in entries if isinstance(entry.get("name"), str) and entry["name"] in networks]
+    wanted = [entry for entry in named if entry.get("default") is not True]
     several = [entry["ips"] for entry in wanted if isinstance(entry.get("ips"), list)]
     return [ip for ips in several for ip in ips if isinstance(ip, str)]

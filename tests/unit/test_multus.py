@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def document(annotation: str) -> dict[str, Any]:
     }
 
 
-def from_bytes(annotation: str, networks: tuple[str, ...]) -> tuple[bytes, ...]:
+def from_bytes(annotation: str, networks: Collection[str]) -> tuple[bytes, ...]:
     """The addresses of the same pod as the kubelet's Pods API has it."""
     pod = grpc_messages.pods_api()["Pod"]()
     pod.metadata.namespace, pod.metadata.name, pod.metadata.uid = "a", "p", "u"
@@ -42,7 +43,7 @@ def from_bytes(annotation: str, networks: tuple[str, ...]) -> tuple[bytes, ...]:
     return found.ips
 
 
-def from_text(annotation: str, networks: tuple[str, ...]) -> tuple[bytes, ...]:
+def from_text(annotation: str, networks: Collection[str]) -> tuple[bytes, ...]:
     """The addresses of the pod's JSON form."""
     found = from_json(document(annotation), networks)
     assert found is not None
@@ -71,6 +72,8 @@ def test_others_add_none(read: Any, networks: tuple[str, ...]) -> None:
         "{}",
         "[1, null]",
         '[{"name": "team-a/storage"}]',
+        '[{"name": ["team-a/storage"], "ips": ["10.9.0.5"]}]',
+        '[{"name": {}, "ips": ["10.9.0.5"]}]',
         '[{"name": "team-a/storage", "ips": "x"}]',
         '[{"name": "team-a/storage", "ips": [7, "10.9.0.x"]}]',
         "[" * 30000,
@@ -80,7 +83,7 @@ def test_others_add_none(read: Any, networks: tuple[str, ...]) -> None:
 )
 def test_a_malformed_annotation_adds_nothing(read: Any, annotation: str) -> None:
     """Whatever the annotation holds, the pod keeps its own addresses."""
-    assert read(annotation, NETWORKS) == (pack("10.244.1.7"),)
+    assert read(annotation, frozenset(NETWORKS)) == (pack("10.244.1.7"),)
 
 
 def test_a_secondary_address_is_observed_like_any_other() -> None:
