@@ -33,6 +33,8 @@ LOST = Event(-1, "", created=False)
 PENDING = 4096
 """Different events that wait for one follower; with more of them it gets `LOST` instead."""
 
+_NONE = "no inotify instance, polling"
+
 _REPEAT = 600.0
 """Seconds between warnings of the same trouble."""
 
@@ -56,6 +58,7 @@ class Hub:
         self._reader = Sleeper("inotify")
         self._log = log.get()
         self._repeats = log.Repeats(_REPEAT)
+        self._lacking = False
 
     def share(self) -> Share:
         """A new share; the first one makes the instance, if the kernel has one left."""
@@ -135,8 +138,13 @@ class Hub:
                 self._reader.start(lambda: self._read(made))
                 undo.pop_all()
         except OSError as error:
-            self._warn("no inotify instance, polling", error)
+            self._warn(_NONE, error)
+            self._lacking = True
             return False
+        if self._lacking:
+            self._lacking = False
+            self._repeats.forget(_NONE)
+            self._log.info("inotify instance got, no more polling")
         with self._lock:
             self._inotify = made
             for share in self._shares - {by}:
@@ -150,6 +158,7 @@ class Hub:
             self._inotify = None
         self._unheld.clear()
         self._repeats = log.Repeats(_REPEAT)
+        self._lacking = False
 
     def _read(self, inotify: Inotify) -> None:
         """What the thread does."""

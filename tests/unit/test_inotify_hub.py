@@ -231,9 +231,13 @@ def test_where_no_instance_is_left_one_line_says_so(hub: Hub, free: Callable[[],
     with capture_logs() as lines:
         shares = [hub.share() for _ in range(8)]
         assert not any(share.ready() for share in shares)
-    assert [(line["log_level"], line["event"]) for line in lines] == [("warning", "no inotify instance, polling")]
-    free()
-    assert shares[3].ready()
+        free()
+        assert shares[3].ready()
+        assert all(share.ready() for share in shares)
+    assert [(line["log_level"], line["event"]) for line in lines] == [
+        ("warning", "no inotify instance, polling"),
+        ("info", "inotify instance got, no more polling"),
+    ]
     assert [come(share, 0) for share in shares] == [[] if each == 3 else [LOST] for each in range(8)]
     shares[0].watch(str(place))
     (place / "a").touch()
