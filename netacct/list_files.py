@@ -11,11 +11,10 @@ import contextlib
 import gzip
 import hashlib
 import os
-import stat
 import zlib
 from pathlib import Path
 
-from netacct import log
+from netacct import log, plainfile
 from netacct.errors import ConfigError
 from netacct.policy_lists import Listed, Published, Selection, parse, select
 
@@ -100,13 +99,11 @@ class ListFiles:
 def read(path: str) -> bytes:
     """A list file's content. Raises ConfigError where it cannot be read, is no file, or is too large."""
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for whoever writes into it.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(path, "", "is not a regular file")
-            data = file.read(SIZE_LIMIT + 1)
+        data = plainfile.read(path, SIZE_LIMIT + 1)
     except OSError as error:
         raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
+    if data is None:
+        raise ConfigError(path, "", "is not a regular file")
     if len(data) > SIZE_LIMIT:
         raise ConfigError(path, "", f"larger than {SIZE_LIMIT >> 20} MiB")
     return data

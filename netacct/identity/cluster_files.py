@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from netacct import plainfile
 from netacct.identity import cluster_cni, cluster_flannel, cluster_kubernetes, ranges_cni
 from netacct.identity.cluster import Reading, reading
 from netacct.identity.cluster_processes import Programs, configuration
@@ -129,15 +128,12 @@ class Files:
         """The content of a regular file; or why there is none, "" where the file is missing."""
         self._paths.add(path)
         try:
-            # a pipe that somebody put there would be waited for
-            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 -- a descriptor
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    return "it is no regular file"
-                return file.read(SIZE_LIMIT)
+            data = plainfile.read(path, SIZE_LIMIT)
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except OSError as error:
             return error.strerror or str(error)
+        return "it is no regular file" if data is None else data
 
     def _listed(self, folders: Iterable[str], suffix: str) -> list[str]:
         found: list[Path] = []

@@ -369,6 +369,15 @@ def test_a_pipe_is_not_waited_for(node: Node) -> None:
     assert node.look("flannel")["flannel"].faults == ("/run/flannel/subnet.env cannot be read: it is no regular file",)
 
 
+def test_a_directory_in_a_files_place_is_a_fault_and_leaves_nothing_open(node: Node) -> None:
+    """What a container runtime made of a missing file is looked at each minute, and no descriptor stays open."""
+    (node.write("/run/flannel/x", "").parent / "subnet.env").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    faults = [node.look("flannel")["flannel"].faults for _ in range(3)]
+    assert faults == 3 * [("/run/flannel/subnet.env cannot be read: Is a directory",)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_node_without_anything_says_nothing(node: Node) -> None:
     """Missing files and programs are no fault."""
     assert all(not reading.facts and not reading.faults for reading in node.look().values())
