@@ -216,6 +216,9 @@ class Books:
     def reconfigure(self, config: Config) -> None:
         """Go on with other limits: as a restart would, without the file."""
         state, claims, audit = self._checkpoint(), self.leases, self.audit
+        if config.identity.sources != self._config.identity.sources:
+            self._priority = config.identity.sources
+            claims.prefer(self._priority)
         self._config = config
         self._closing.end()
         self._open(state)

@@ -100,7 +100,7 @@ class LeaseBook:
     """The book. `leases` is what an earlier book's `state()` gave; its open leases stand until their sources speak."""
 
     def __init__(self, priority: Sequence[str] = (), leases: Iterable[Lease] = (), *, keep: float = KEEP) -> None:
-        self._priority = {source: rank for rank, source in enumerate(priority)}
+        self.prefer(priority)
         self._keep = keep
         self._names = Names()
         self._claims: dict[Address, list[Claim]] = {}
@@ -112,6 +112,10 @@ class LeaseBook:
         self._touched: set[Address] = set()
         for lease in sorted(leases, key=lambda lease: lease.opened):
             self._restore(lease)
+
+    def prefer(self, priority: Sequence[str]) -> None:
+        """Where sources disagree from now on, believe the one that stands first."""
+        self._priority = {source: rank for rank, source in enumerate(priority)}
 
     def observe(self, observations: Iterable[Observation]) -> None:
         """Note what a source says. Changes no lease before `commit`."""

@@ -280,3 +280,18 @@ def test_an_account_waits_for_its_owner_but_not_for_ever(tmp_path: Path, sources
     hear(made, "kubelet", JOB, 133.0, 5000, present=False)
     assert of(made.ledger, Level.WORKLOAD) == {}
     assert records(tmp_path) == [("", "", 5000)]
+
+
+@pytest.mark.parametrize("reloads", [False, True])
+def test_a_reload_that_adds_who_tells_owners_lets_accounts_wait_for_them(tmp_path: Path, reloads: bool) -> None:
+    """Whose word is waited for, and believed first, is as in the configuration of now."""
+    made = books(tmp_path, ["cni"])
+    if reloads:
+        path = tmp_path / "other.yaml"
+        path.write_text(
+            json.dumps({"accounts_dir": str(tmp_path / "accounts"), "identity": {"sources": ["kubelet", "cni"]}})
+        )
+        made.reconfigure(config.load(str(path)))
+    hear(made, "cni", BARE, 11.0, 0)
+    hear(made, "cni", BARE, 12.0, 5000, present=False)
+    assert len(records(tmp_path)) == (0 if reloads else 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from netacct.identity import kube_pod
 from netacct.identity.leases import Close, LeaseBook, Open, Update, needs_reading
 from netacct.model import UNBOUNDED, Address, Observation, Pod, pack
@@ -419,3 +421,13 @@ def test_a_static_pod_is_one_whether_the_runtime_or_the_api_server_tells_of_it()
     book.commit(11.0)
     (lease,) = book.open_leases()
     assert (lease.pod.uid, lease.sandbox, set(lease.sources)) == ("d41d8cd9", "a", {"cni", "apiserver"})
+
+
+def test_sources_can_be_trusted_in_another_order_later() -> None:
+    """After a reload that turned the order round, what the other source says next is believed."""
+    one, other = replace(A, workload_kind="Job", workload="one"), replace(A, workload_kind="Job", workload="other")
+    book = told(LeaseBook(("file", "cri")), seen(one, 10.0, source="file"), seen(other, 11.0, source="cri"))
+    assert holder(book) == one
+    book.prefer(("cri", "file"))
+    told(book, seen(other, 12.0, source="cri"))
+    assert holder(book) == other
