@@ -121,8 +121,11 @@ class Follower:
         found = self._signs()
         begin = time.monotonic()
         end = begin + self._quiet
-        while found and time.monotonic() < end and self._sleep(end) is Why.READABLE:
-            more = self._signs()
+        while found and time.monotonic() < end:
+            why = self._sleep(end)
+            if why in {Why.STOP, Why.WOKEN}:
+                return frozenset() if why is Why.STOP else None
+            more = self._signs() if why is Why.READABLE else set()
             if more:
                 found |= more
                 end = min(time.monotonic() + self._quiet, begin + self._limit)

@@ -64,10 +64,9 @@ class Sleeper:
             if each >= 0:
                 poller.register(each, select.POLLIN)
         ready = [each for each, _ in poller.poll(max(0.0, seconds) * 1000)]
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
-        if self._stopping:
+        if self._stopping:  # the wake stays for the next sleep, should there be one
             return Why.STOP
         if self._wake in ready:
+            os.eventfd_read(self._wake)
             return Why.WOKEN
         return Why.READABLE if ready else Why.DUE

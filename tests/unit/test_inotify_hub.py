@@ -261,9 +261,11 @@ def test_where_no_watch_is_left_one_line_says_so(hub: Hub, place: Path, monkeypa
 class Followed:
     """A follower of a directory, with a poll that is far away, and what it looked at."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, quiet: float = 0.0) -> None:
         self.looks: queue.SimpleQueue[list[str] | None] = queue.SimpleQueue()
-        self.follower = Follower(lambda: contents([str(place)]), self._look, Pace(3600.0), "test-follower", log.get())
+        self.follower = Follower(
+            lambda: contents([str(place)]), self._look, Pace(3600.0, quiet, quiet), "test-follower", log.get()
+        )
         self.follower.start()
 
     def _look(self, paths: frozenset[str] | None) -> None:
@@ -334,3 +336,20 @@ def test_a_follower_without_a_watch_polls(place: Path, monkeypatch: pytest.Monke
         assert followed.next() == ["a"]
     finally:
         followed.follower.stop()
+
+
+def test_while_it_waits_for_quiet_a_follower_can_be_woken_and_stopped(place: Path) -> None:
+    """A wake leads to a look at everything, and a stop to the end, also where a change was seen and more may come."""
+    followed = Followed(place, quiet=3600.0)
+    assert followed.next() is None
+    (place / "a").write_text("x")
+    assert silent(followed.looks)
+    followed.follower.wake()
+    assert followed.next() is None
+    (place / "b").write_text("x")
+    assert silent(followed.looks)
+    stopping = threading.Thread(target=followed.follower.stop, daemon=True)
+    stopping.start()
+    stopping.join(PATIENCE)
+    assert not stopping.is_alive()
+    assert followed.looks.empty()

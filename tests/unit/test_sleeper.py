@@ -88,3 +88,16 @@ def test_stop_ends_thread_and_descriptor(sleeping: Sleeping) -> None:
         sleeping.sleeper.wake()
         assert "test-sleeper" not in {thread.name for thread in threading.enumerate()}
         assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 -- as above
+
+
+def test_a_stop_ends_every_later_sleep_too(sleeping: Sleeping) -> None:
+    """A thread that sleeps once more after it was told to stop, as in an inner loop, is told again at once."""
+    ended: queue.SimpleQueue[Why] = queue.SimpleQueue()
+
+    def run() -> None:
+        for _ in range(3):
+            ended.put(sleeping.sleeper.sleep(3600.0))
+
+    sleeping.sleeper.start(run)
+    threading.Thread(target=sleeping.sleeper.stop, daemon=True).start()
+    assert [ended.get(timeout=PATIENCE) for _ in range(3)] == [Why.STOP] * 3
