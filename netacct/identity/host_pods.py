@@ -174,11 +174,11 @@ class HostPods:
             self._emit(Replace(self.name, tuple(now.values()), at))
 
     def _named(self, at: float) -> dict[Cgroup, Observation]:
-        """The cgroups of those pods of which somebody says that they are hostNetwork pods."""
+        """The cgroups of those pods of which somebody says that they are hostNetwork pods, with an owner if any does."""
         found = {}
         for seen in self._said.values():
             cgroup = self._cgroups.get(seen.pod.uid)
-            if cgroup is not None:
+            if cgroup is not None and (cgroup not in found or seen.pod.workload):
                 found[cgroup] = Observation(self.name, cgroup.key, seen.pod, cgroup.path, UNBOUNDED, at)
         return found
 

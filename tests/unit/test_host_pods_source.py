@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,16 @@ def test_both_drivers_names_are_known(tmp_path: Path, path: str) -> None:
     key = cgroup_key((tmp_path / path).stat().st_ino)
     assert (seen.source, seen.pod, seen.sandbox, seen.ip) == ("cgroup", PROXY, f"/{path}", key)
     assert level(seen.sandbox) == path.count("/") + 1
+
+
+@pytest.mark.parametrize("order", [("kubelet", "cri"), ("cri", "kubelet")])
+def test_an_owner_that_one_source_tells_is_told(tmp_path: Path, order: tuple[str, str]) -> None:
+    """Where several sources name a pod, the one that does not know its owner hides none, whoever spoke last."""
+    (tmp_path / "kubepods" / f"pod{UID}").mkdir(parents=True)
+    owned = replace(PROXY, workload_kind="DaemonSet", workload="kube-proxy")
+    words = {"kubelet": replace(said(owned), source="kubelet"), "cri": replace(said(PROXY), source="cri")}
+    event = HostPods(str(tmp_path)).once([Replace(name, (words[name],), 1.0) for name in order])
+    assert [seen.pod for seen in event.observations] == [owned]
 
 
 def test_a_pod_is_told_when_both_its_name_and_its_cgroup_are_known(follower: Follower, tmp_path: Path) -> None:
