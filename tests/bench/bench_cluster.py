@@ -7,12 +7,11 @@ is bound to it late, and not lost.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 
 import bench_stats
-from bench_stats import Figure, Interval
+from bench_stats import Figure
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
 
@@ -52,21 +51,10 @@ def figures(samples: dict[str, list[float]]) -> list[Figure]:
     detail = f"{len(several)} pods, {STEP} at once, the control plane on the same machine; files' times are 4 ms coarse"
     return [
         Figure("cluster", "CNI file to open lease, median", "ms", median, detail),
-        Figure("cluster", "CNI file to open lease, p99", "ms", high_quantile(several, SHARE), "", MILLISECONDS),
+        Figure(
+            "cluster", "CNI file to open lease, p99", "ms", bench_stats.high_quantile(several, SHARE), "", MILLISECONDS
+        ),
     ]
-
-
-def high_quantile(samples: list[float], share: float) -> Interval:
-    """The sample that so many are not above, and with 95 % confidence what the true one is not below; the most."""
-    ordered, number = sorted(samples), len(samples)
-    below, rank = 0.0, 0
-    while (below := below + _binomial(number, rank, share)) <= 1 - bench_stats.CONFIDENCE:
-        rank += 1
-    return Interval(ordered[max(0, rank - 1)], ordered[math.ceil(share * number) - 1], ordered[-1])
-
-
-def _binomial(number: int, hits: int, share: float) -> float:
-    return math.comb(number, hits) * share**hits * (1 - share) ** (number - hits)
 
 
 def _written(folder: Path) -> dict[str, float]:

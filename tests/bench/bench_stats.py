@@ -83,6 +83,23 @@ def interval(samples: Sequence[float]) -> Interval:
     return Interval(ordered[low], statistics.median(ordered), ordered[high])
 
 
+def high_quantile(samples: Sequence[float], share: float) -> Interval:
+    """The sample that this share is not above, such as 0.99.
+
+    Below the interval the true quantile lies with 5 % probability at most: so many samples are below it as is binomial(n,
+    share). Its upper end is the highest sample; few samples say no more of a high quantile.
+    """
+    ordered, number = sorted(samples), len(samples)
+    below, rank = 0.0, 0
+    while (below := below + _binomial(number, rank, share)) <= 1 - CONFIDENCE:
+        rank += 1
+    return Interval(ordered[max(0, rank - 1)], ordered[math.ceil(share * number) - 1], ordered[-1])
+
+
+def _binomial(number: int, hits: int, share: float) -> float:
+    return math.comb(number, hits) * share**hits * (1 - share) ** (number - hits)
+
+
 def ratios(base: Sequence[float], variant: Sequence[float]) -> list[float]:
     """Throughput of the variant as a share of the base's, round by round, from costs per packet."""
     return [b / v for b, v in zip(base, variant, strict=True)]

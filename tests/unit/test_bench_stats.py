@@ -55,6 +55,13 @@ def test_interval_does_not_depend_on_the_order_of_samples() -> None:
     assert found.low <= found.median == statistics.median(samples) <= found.high
 
 
+def test_a_high_quantile_has_the_rank_of_its_share() -> None:
+    """Of 100 samples the p99 is the 99th, and not below the 97th: P(binomial(100, 0.99) < 97) is 2 %, of 98 8 %."""
+    samples = list(range(1, 101))
+    random.Random(1).shuffle(samples)
+    assert bench_stats.high_quantile(samples, 0.99) == Interval(97, 99, 100)
+
+
 def test_ratio_is_of_throughput_round_by_round() -> None:
     """A variant that takes twice as long in one round and as long in the other has ratios of a half and one."""
     assert bench_stats.ratios([100.0, 300.0], [200.0, 300.0]) == [0.5, 1.0]
