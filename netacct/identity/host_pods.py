@@ -174,7 +174,7 @@ class HostPods:
             self._emit(Replace(self.name, tuple(now.values()), at))
 
     def _named(self, at: float) -> dict[Cgroup, Observation]:
-        """The cgroups of those pods of which somebody says that they are hostNetwork pods, with an owner if any does."""
+        """The cgroups of those pods that somebody calls hostNetwork pods, with an owner if anybody names one."""
         found = {}
         for seen in self._said.values():
             cgroup = self._cgroups.get(seen.pod.uid)
