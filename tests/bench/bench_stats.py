@@ -86,8 +86,8 @@ def interval(samples: Sequence[float]) -> Interval:
 def high_quantile(samples: Sequence[float], share: float) -> Interval:
     """The sample that this share is not above, such as 0.99.
 
-    Below the interval the true quantile lies with 5 % probability at most: so many samples are below it as is binomial(n,
-    share). Its upper end is the highest sample; few samples say no more of a high quantile.
+    Below the interval the true quantile lies with 5 % probability at most: how many samples are below it is
+    binomial(n, share). Its upper end is the highest sample; few samples say no more of a high quantile.
     """
     ordered, number = sorted(samples), len(samples)
     below, rank = 0.0, 0
