@@ -12,7 +12,7 @@ from support import OTHER_POD, POD, Node
 pytestmark = pytest.mark.kernel
 
 WATCHES = 100
-"""More than the some dozen of docs/operations.md."""
+"""Far more than the dozen or two of docs/operations.md."""
 
 
 @pytest.fixture
