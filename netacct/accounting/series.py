@@ -249,6 +249,7 @@ class SeriesTable:
         targets: list[Slot] = []
         for level, name in self._names_of(pod):
             slot, target = self._places(level, name, active, at)
+            slot.active, target.active = max(slot.active, active), max(target.active, active)
             slots += [slot] if slot is target else [slot, target]
             targets.append(target)
             if level is Level.POD and (opened, pod.uid) >= slot.rank:
