@@ -58,8 +58,12 @@ class Polled(Source, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The sources, in the order in which to start them: those who hear others come after them."""
+    """The sources, in the order in which to start them: those who hear others come after them.
 
+    `auto` is whether nobody named them.
+    """
+
+    auto: bool
     by_name: Mapping[str, Source]
     hearers: Sequence[Hearer]
     polled: Sequence[Polled]
@@ -103,6 +107,7 @@ def make(config: Config) -> Made:
     sources = [makers[name]() for name in identity.sources if name in makers] + hearing
     host = HostPods() if config.host_pods == "cgroup" else None
     return Made(
+        auto,
         {source.name: source for source in (*sources, *((host,) if host else ()))},
         hearing,
         [source for source in (asked, runtime) if source in sources],

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from netacct import clock, providers, source_makers, yamlfile
 from netacct.config import Config
-from netacct.config_keys import AUTO_SOURCES
 from netacct.identity import cni_cache, pods_file
 from netacct.identity.cluster_ranges import ClusterRanges
 from netacct.identity.cni import CniSource
@@ -38,7 +37,6 @@ class Sources:
 
     def __init__(self, config: Config, put: Callable[[SourceEvent | FoundRanges | FoundCluster], None]) -> None:
         self._put = put
-        self._auto = config.identity.sources == AUTO_SOURCES
         self._made = source_makers.make(config)
         self._ranges = providers.running(config)
         self._cluster = _cluster(config)
@@ -88,7 +86,7 @@ class Sources:
         Of sources that nobody named only those that are on this node.
         """
         sources = {name: source.healthy() for name, source in self._made.by_name.items()}
-        shown = {name: health for name, health in sources.items() if health.present or not self._auto}
+        shown = {name: health for name, health in sources.items() if health.present or not self._made.auto}
         return shown | {f"{name}-ranges": health for name, health in self._ranges.health().items()}
 
     def _found(self, found: FoundRanges) -> None:

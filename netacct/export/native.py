@@ -94,7 +94,7 @@ class View:
     ambiguous_bytes: int | None = None
     marks_enabled: bool | None = None
     marks_reason: str = ""
-    sources_up: Mapping[str, float] = field(default_factory=dict)
+    sources_up: Mapping[str, bool] = field(default_factory=dict)
     sources_age: Mapping[str, float] = field(default_factory=dict)
     leases: int | None = None
     series_capped: int | None = None
