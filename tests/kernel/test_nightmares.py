@@ -16,9 +16,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,12 +75,24 @@ def _other_plan() -> Plan:
 
 
 @contextlib.contextmanager
-def _meanwhile(subject: Subject, script: str) -> Iterator[subprocess.Popen[str]]:
-    """A shell script that runs on the node; it must succeed."""
+def _meanwhile(subject: Subject, folder: Path, turn: str) -> Iterator[Callable[[], int]]:
+    """A program on the node takes one turn (in shell; `$i` is its number, from 1) after the other until the block ends.
+
+    Yields what tells how many are done. A turn that fails fails the test. The folder is an empty one.
+    """
+    done, stop = folder / "done", folder / "stop"
+    done.touch()
+    script = f"i=1; while [ ! -e {stop} ]; do {turn} || exit 1; echo >>{done}; i=$((i + 1)); done"
     command = ["ip", "netns", "exec", subject.lab.name("node"), "sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+
+        def turns() -> int:
+            assert process.poll() is None, process.communicate()
+            return done.stat().st_size
+
         try:
-            yield process
+            yield turns
+            stop.touch()
             said, _ = process.communicate(timeout=60)
             assert process.returncode == 0, said
         finally:
@@ -91,19 +102,18 @@ def _meanwhile(subject: Subject, script: str) -> Iterator[subprocess.Popen[str]]
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_reading_shows_zero_while_others_write(subject: Subject) -> None:
+def test_no_reading_shows_zero_while_others_write(subject: Subject, tmp_path: Path) -> None:
     """While others commit to mangle, each reading has all bytes (a reader between two steps of a commit saw zeros)."""
     subject.install(plan())
     for family in (4, 6):
         talk(subject.lab, family, TO_INTERNET)
     wanted = expected(4, TO_INTERNET) | expected(6, TO_INTERNET)
     one = f"{_tool(subject)} -w 20 -t mangle -I FORWARD -s 192.0.2.9 -j ACCEPT"
-    readings = 0
-    with _meanwhile(subject, f"for i in $(seq 200); do {one} && {one.replace('-I', '-D')} || exit 1; done") as writer:
-        while writer.poll() is None:
+    with _meanwhile(subject, tmp_path, f"{one} && {one.replace('-I', '-D')}") as turns:
+        readings = 0
+        while readings < 30 or turns() < 200:
             assert subject.read() == wanted
             readings += 1
-    assert readings > 20
 
 
 def test_looking_writes_nothing(subject: Subject) -> None:
@@ -182,25 +192,30 @@ def test_three_scrapers_and_a_reload_do_not_kill_the_agent(node: Node, tmp_path:
         lab.configure(datapath=datapath)
         lab.start()
         pages: list[list[str]] = [[], [], []]
-        scrapers = [threading.Thread(target=node.netns.run, args=(lambda to=to: _scrape(lab, to),)) for to in pages]
+        enough = threading.Event()
+        scrapers = [
+            threading.Thread(target=node.netns.run, args=(lambda to=to: _scrape(lab, to, enough),)) for to in pages
+        ]
         for scraper in scrapers:
             scraper.start()
-        for storage in (False, True):
-            lab.policy(storage=storage)
-            lab.reload()
+        try:
+            for storage in (False, True):
+                lab.policy(storage=storage)
+                lab.reload()
+        finally:
+            enough.set()
         for scraper in scrapers:
             scraper.join()
         assert lab.is_ready()
     for found in pages:
-        assert len(found) > 4
+        assert len(found) >= 5
         assert all('netacct_scrape_collector_success{collector="accounting"} 1' in page for page in found)
         seen = [sum(totals(page, "pod", "transmit").values()) for page in found]
         assert seen == sorted(seen)
 
 
-def _scrape(lab: AgentLab, found: list[str]) -> None:
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
+def _scrape(lab: AgentLab, found: list[str], enough: threading.Event) -> None:
+    while not enough.is_set() or len(found) < 5:
         status, body = lab.get("/metrics")
         assert status == 200
         found.append(body)
@@ -209,19 +224,19 @@ def _scrape(lab: AgentLab, found: list[str]) -> None:
 # --- beside other writers ---------------------------------------------------------------------------------------------
 
 
-def test_a_rule_that_somebody_replaced_stays_replaced(subject: Subject) -> None:
+def test_a_rule_that_somebody_replaced_stays_replaced(subject: Subject, tmp_path: Path) -> None:
     """No install undoes what another program replaces at the same time (a commit from a snapshot reverted it)."""
     tool = f"{_tool(subject)} -w 20 -t mangle"
     subject.lab.run("node", "sh", "-c", f"{tool} -N BUSY && {tool} -A BUSY -s 192.0.2.0 -j ACCEPT")
-    replace = f"{tool} -R BUSY 1 -s 192.0.2.$i -j ACCEPT && {tool} -S BUSY | grep -qF -- '-s 192.0.2.'$i/32 || exit 1"
-    check = f'{tool} -S BUSY | grep -qF -- "-s 192.0.2.$last/32" || exit 2'
-    with _meanwhile(subject, f"last=0; for i in $(seq 60); do {check}; {replace}; last=$i; done") as writer:
-        turns = 0
-        while writer.poll() is None:
-            subject.install(_other_plan() if turns % 2 else plan())
-            turns += 1
-    last = subject.lab.run("node", "sh", "-c", f"{tool} -S BUSY").split("-s ")[1].split()[0]
-    assert (last, turns > 3) == ("192.0.2.60/32", True)
+    shown = f"{tool} -S BUSY | grep -qF -- -s\\ 192.0.2."
+    replace = f"{tool} -R BUSY 1 -s 192.0.2.$((i % 200)) -j ACCEPT && {shown}$((i % 200))/32"
+    with _meanwhile(subject, tmp_path, f"{shown}$(((i - 1) % 200))/32 && {replace}") as turns:
+        installs = 0
+        while installs < 20 or turns() < 60:
+            subject.install(_other_plan() if installs % 2 else plan())
+            installs += 1
+    last = (tmp_path / "done").stat().st_size % 200
+    assert f"-s 192.0.2.{last}/32 " in subject.lab.run("node", "sh", "-c", f"{tool} -S BUSY")
 
 
 def test_a_native_rule_in_mangle_makes_us_add_nothing(subject: Subject) -> None:
