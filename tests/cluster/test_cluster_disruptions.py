@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -32,6 +33,8 @@ _FOLDER = "/run/flow"
 _RESULTS = "/var/lib/cni/results"
 _ADDRESSES = "/var/lib/cni/networks/pods"
 _PATIENCE = 90.0
+_TILL_ANSWERED = "OnFailure"
+"""A sender starts anew in its sandbox where no answer came: a Service is nobody's while its nodes are not Ready."""
 _UP, _START = "netacct_identity_source_up", "netacct_accounting_start_timestamp_seconds"
 Pod = dict[str, Any]
 Target = tuple[str, int]
@@ -162,10 +165,10 @@ class Busy:
         self.cluster.kubectl("delete", "pods", "-n", _NAMESPACE, "-l", f"app={app}", "--now")
 
     def _sender(self, node: Node) -> manifests.Manifest:
-        return _placed(manifests.container(*self.script()), node, restartPolicy="Never")
+        return _placed(manifests.container(*self.script()), node, restartPolicy=_TILL_ANSWERED)
 
     def script(self) -> tuple[str, ...]:
-        """A container's command: a known amount to everything, then the end."""
+        """A container's command: a known amount to everything, then the end; it fails where an answer did not come."""
         return traffic.script(traffic.udp(*target, count=_DATAGRAMS) for target in self.everything())
 
 
@@ -252,6 +255,19 @@ def assert_known_size(busy: Busy, *nodes: Node) -> None:
                 assert count.bytes == count.packets * size, flow
 
 
+def _is_told(node: Node, busy: Busy) -> bool:
+    """Whether the API server knows the pods of a node as they run there now, and so their addresses."""
+    mine = (pod for pod in busy.cluster.get("pods", _NAMESPACE) if pod["spec"]["nodeName"] == node.name)
+    told = {one.get("containerID") for pod in mine for one in pod["status"]["containerStatuses"]}
+    return told <= {f"containerd://{task}" for task in _tasks(node)}
+
+
+def _leads_to_servers(node: Node, busy: Busy) -> bool:
+    """Whether kube-proxy's rules of the mode iptables lead to the servers of now, and nowhere else."""
+    rules = "".join(node.run([f"{tool}-save", "-t", "nat"]).stdout for tool in ("iptables", "ip6tables"))
+    return set(re.findall(rf"--to-destination \[?([^] ]+?)\]?:{_PORT}\b", rules)) == addresses(busy.servers.values())
+
+
 def names(busy: Busy) -> set[str]:
     """The pods that the API server knows."""
     return {pod["metadata"]["name"] for pod in busy.cluster.get("pods", _NAMESPACE)}
@@ -318,7 +334,7 @@ def _static_pods(busy: Busy, name: str) -> None:
     """A static pod on each node sends what it shall, ends, and is removed."""
     nodes = busy.cluster.nodes
     before = {node.name: held(node) for node in nodes}
-    spec = manifests.pod_spec(manifests.container(*busy.script()), restartPolicy="Never")
+    spec = manifests.pod_spec(manifests.container(*busy.script()), restartPolicy=_TILL_ANSWERED)
     path = f"{STATIC_PODS}/{name}.json"
     for node in nodes:
         node.write(path, json.dumps(manifests.pod(_NAMESPACE, name, spec)))
@@ -437,7 +453,7 @@ def test_a_node_is_rebooted(cluster: Cluster, busy: Busy) -> None:
     began = metrics(agent, _START)[""]
     old = {path.name for path in node.path(_RESULTS).iterdir()}
     assert old
-    sandboxes = _sandboxes(node)
+    tasks = _tasks(node)
     wanted = addresses(pod for pod in cluster.get("pods", _NAMESPACE) if pod["spec"]["nodeName"] == node.name)
     busy.send(other, busy.targets(other))
     give_again(node, wanted)
@@ -451,8 +467,11 @@ def test_a_node_is_rebooted(cluster: Cluster, busy: Busy) -> None:
     assert metrics(agent, _START)[""] > began
     _until("old sandboxes stay", lambda: _revive(node) and not old & {each.name for each in results.iterdir()})
     cluster.wait_ready()
+    _until("statuses are of before", _is_told, node, busy)
     busy.find()
-    assert not sandboxes & _sandboxes(node)
+    for each in cluster.nodes:
+        _until("kube-proxy leads elsewhere", _leads_to_servers, each, busy)
+    assert not tasks & _tasks(node)
     with busy.flowing():
         busy.senders("reborn", node, other)
         busy.until_sent("reborn", node, other)
@@ -469,8 +488,8 @@ def test_a_node_is_rebooted(cluster: Cluster, busy: Busy) -> None:
     }
 
 
-def _sandboxes(node: Node) -> set[str]:
-    """The sandboxes that run on a node."""
+def _tasks(node: Node) -> set[str]:
+    """The sandboxes and containers that run on a node."""
     return set(node.run(node.ctr("tasks", "list", "-q")).stdout.split())
 
 
