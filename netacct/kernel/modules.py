@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,7 @@ def look(root: Path = Path("/")) -> Modules:
         active=frozenset(_active()) | loaded(_text(Path("/proc/modules")) or ""),
         builtin=None if builtin is None else module_names(builtin),
         installed=None if dependencies is None else module_names(dependencies),
-        config=None if configuration is None else options(configuration),
+        config=options(configuration or "") or None,  # an empty file tells nothing either
     )
 
 
@@ -128,14 +129,15 @@ def _active() -> Iterable[str]:
 
 
 def _text(path: Path) -> str | None:
+    """What a file says; None where there is none, and where it is hidden, as ProtectKernelModules= of a unit does."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return None
 
 
 def _unpacked(path: Path) -> str | None:
     try:
-        return gzip.decompress(path.read_bytes()).decode("utf-8")
-    except FileNotFoundError:
+        return gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
+    except (OSError, EOFError, zlib.error):
         return None

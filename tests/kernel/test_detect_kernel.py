@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,17 @@ def test_blind_platforms_are_refused_before_anything_is_installed(netns: Netns, 
         datapath.close()
         assert choice.facts.obstacles
     assert legacy_tables() == []
+
+
+def test_a_hidden_module_tree_tells_nothing(tmp_path: Path) -> None:
+    """Where a unit hides /lib/modules from a root without CAP_DAC_OVERRIDE, nothing is certain and nothing fails."""
+    tree = tmp_path / "lib/modules"
+    (tree / os.uname().release).mkdir(parents=True)
+    tree.chmod(0)  # as ProtectKernelModules=yes shows it
+    look = f"from pathlib import Path; from netacct.kernel import modules; print(modules.look(Path({str(tmp_path)!r})))"
+    confined = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", sys.executable, "-c", look]
+    done = subprocess.run(confined, capture_output=True, text=True, check=False)
+    assert "builtin=None, installed=None, config=None" in done.stdout, done.stderr
 
 
 def test_without_the_right_to_read_legacy_tables_it_says_so(netns: Netns) -> None:

@@ -63,6 +63,8 @@ class UnitLab:
                 }
             )
         )
+        # Every node has it, minimal trees have not; and the unit has it hidden from the agent.
+        (self.machine.upper / "usr/lib/modules" / os.uname().release).mkdir(parents=True)
         self.machine.boot()
         self.connect()
 

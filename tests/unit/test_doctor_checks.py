@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import ipaddress
 import json
 import re
@@ -152,6 +153,16 @@ def test_modules_are_read_below_a_root(tmp_path: Path) -> None:
     found = modules.look(tmp_path)
     assert (found.builtin, found.installed, found.config) == (None, None, None)
     assert modules.loaded("xt_set 20480 2 - Live 0x0\nip_set 61440 1 xt_set, Live 0x0\n") == {"xt_set", "ip_set"}
+
+
+def test_a_configuration_that_cannot_be_unpacked_tells_nothing(tmp_path: Path) -> None:
+    """A cut or foreign /proc/config.gz, as containers get bound over it, is as good as none."""
+    (tmp_path / "proc").mkdir()
+    for content in (b"", b"CONFIG_NF_TABLES=y\n", gzip.compress(b"CONFIG_NF_TABLES=y\n")[:-4]):
+        (tmp_path / "proc/config.gz").write_bytes(content)
+        assert not modules.look(tmp_path).config
+    (tmp_path / "proc/config.gz").write_bytes(gzip.compress(b"CONFIG_NF_TABLES=y\n"))
+    assert modules.look(tmp_path).config == {"NF_TABLES": "y"}
 
 
 def test_services_of_ipvs_are_counted() -> None:
