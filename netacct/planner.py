@@ -10,7 +10,7 @@ from netacct.identity import ranges
 from netacct.kernel import plan as planning
 from netacct.marking import Marking
 from netacct.model import Address, Lease, Network, is_cgroup
-from netacct.policy import Policy, Prefix
+from netacct.policy import Policy, Prefix, can_be_local
 from netacct.policy_found import Merging
 
 
@@ -41,7 +41,9 @@ class Planner:
             leases: those that are open, or that a change which is noted concerns.
             more: addresses without a lease that keep their counters.
         """
-        wanted = {ip for ip in {lease.ip for lease in leases}.union(more) if not is_cgroup(ip)} - self.own
+        named = {lease.ip for lease in leases}.union(more) - self.own
+        # No source names other addresses; one that did, even once and long ago, must not leave a node without a plan.
+        wanted = {ip for ip in named if not is_cgroup(ip) and can_be_local(ip)}
         levels = host_pod_levels(config, (lease.sandbox for lease in leases if is_cgroup(lease.ip)))
         local = ranges.join((*config.local_ranges, *self.found), wanted)
         merged = self._merge(policy, self.cluster, local).policy

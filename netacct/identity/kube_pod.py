@@ -12,6 +12,7 @@ from netacct import clock
 from netacct.identity.multus import STATUS, secondary
 from netacct.identity.workloads import workload
 from netacct.model import UNBOUNDED, WHOLE, Address, Observation, Pod
+from netacct.policy import can_be_local
 
 MIRROR = "kubernetes.io/config.mirror"
 """The annotation by which the API server's copy of a static pod names the uid that the node knows it by."""
@@ -72,14 +73,14 @@ def from_json(document: Mapping[str, Any], networks: Collection[str] = ()) -> Ku
 
 
 def addresses(texts: Iterable[str]) -> tuple[Address, ...]:
-    """Addresses from their text forms, without what is none, each once."""
+    """Addresses from their text forms, each once, without what is none and what no pod can own (link-local ones)."""
     found: dict[Address, None] = {}
     for text in texts:
         try:  # a tenth of what `model.pack` takes, which matters where a node's pods are listed
             found[inet_pton(AF_INET6 if ":" in text else AF_INET, text)] = None
         except (OSError, ValueError):
             continue
-    return tuple(found)
+    return tuple(filter(can_be_local, found))
 
 
 def observations(

@@ -23,6 +23,7 @@ from netacct.identity.heard import Heard
 from netacct.identity.route_follower import POLL, PodRoutes, RouteFollower, is_host_route
 from netacct.identity.source import Health, Replace, SourceEvent, Update
 from netacct.model import Address, Observation
+from netacct.policy import local_range_fault
 from netacct.routes import Link
 
 SOURCE = "veth"
@@ -51,7 +52,7 @@ def _owners(known: PodRoutes[str]) -> Mapping[Address, str]:
     return {
         route.network.network_address.packed: known.links[route.link]
         for route in known.routes
-        if route.link in known.links
+        if route.link in known.links and not local_range_fault(route.network)
     }
 
 

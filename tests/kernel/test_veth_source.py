@@ -144,7 +144,7 @@ def test_a_new_sandbox_of_the_same_name(netns: support.Netns, follow: Follow) ->
 
 
 def test_what_is_no_pods_route_is_nothing(netns: support.Netns, follow: Follow) -> None:
-    """Routes through other interfaces, of other lengths, and unreachable ones say nothing."""
+    """Routes through other interfaces, of other lengths, to link-local addresses, and unreachable ones say nothing."""
     name = "cali" + digest("team-a", "train-0")
     attach(netns, name)
     netns.sh("ip link add veth1234 type veth peer name far", "ip link set veth1234 up", "ip link set far up")
@@ -152,6 +152,7 @@ def test_what_is_no_pods_route_is_nothing(netns: support.Netns, follow: Follow) 
     netns.sh(
         f"ip route add 10.1.2.0/24 dev {name}",
         f"ip route add fd00::/64 dev {name}",
+        f"ip route add fe80::5/128 dev {name}",
         f"ip route add {V4} dev veth1234",
         f"ip route add unreachable {V6}",
         f"ip addr add 10.7.7.7/32 dev {name}",

@@ -12,6 +12,7 @@ from agentnode import INTERNET, A, Node, pods
 from netacct import clock, marking
 from netacct.agent import Agent
 from netacct.errors import DatapathError, NetacctError
+from netacct.model import pack
 from netacct.service import Scrape, Service
 
 
@@ -243,3 +244,15 @@ def test_what_nobody_foresaw_is_survived_with_a_pause(node: Node) -> None:
         worker._survive("tick", fail)
     assert len(logs) == 1
     assert worker._due() > clock.now() + 3
+
+
+@pytest.mark.parametrize("text", ["255.255.255.255", "224.0.0.1", "127.0.0.1", "fe80::1"])
+def test_an_impossible_address_keeps_no_node_from_its_plan(node: Node, text: str) -> None:
+    """A lease of an address that can be in no local range changes no plan: not when it comes, nor at the next start."""
+    agent = node.begin({A: "a"})
+    agent.observe([pods({A: "a", pack(text): "b"})])
+    node.count(A, 100)
+    agent.stop()
+    assert node.sent() == {"a": 100}
+    node.begin({A: "a", pack(text): "b"}).stop()
+    assert node.sent() == {"a": 100}

@@ -214,3 +214,9 @@ def test_no_document_breaks_the_reader(path: str, value: object) -> None:
 def test_addresses_are_packed_once_each() -> None:
     """Addresses in whatever spelling are each there once, in their order."""
     assert addresses(["fd00::1", "x", "FD00:0::1", "10.0.0.1", ""]) == (pack("fd00::1"), pack("10.0.0.1"))
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "224.0.0.1", "255.255.255.255", "fe80::1", "::", "ff02::1"])
+def test_an_address_that_no_pod_can_own_is_left_out(text: str) -> None:
+    """An address that can be in no local range is not told, also where a pod names it beside a good one."""
+    assert addresses([text, "10.0.0.1"]) == (pack("10.0.0.1"),)

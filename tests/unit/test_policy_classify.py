@@ -14,6 +14,7 @@ from netacct.policy import (
     Reason,
     TrafficClass,
     Verdict,
+    can_be_local,
     canonical,
     classify,
     countable_own,
@@ -185,6 +186,14 @@ def test_no_local_range(cidr: str) -> None:
 def test_local_range(cidr: str) -> None:
     """A range of ordinary addresses can be local."""
     assert local_range_fault(ipaddress.ip_network(cidr)) == ""
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_a_single_address_is_local_as_its_range_is(size: int) -> None:
+    """An address can be local exactly where the range of it alone can, whatever it begins with."""
+    rests = (bytes(size - 1), bytes(size - 2) + b"\1", b"\x80" * (size - 1), b"\xff" * (size - 1))
+    for ip in (bytes([first]) + rest for first in range(256) for rest in rests):
+        assert can_be_local(ip) is (local_range_fault(ipaddress.ip_network(ip)) == "")
 
 
 def test_explain_prefix() -> None:
