@@ -8,7 +8,7 @@ from functools import partial
 from netacct.config import Config
 from netacct.errors import DatapathError, MissingFeatureError
 from netacct.kernel import detect, detect_look
-from netacct.kernel.detect import IPTABLES, NFTABLES, OTHER, Choice, Facts
+from netacct.kernel.detect import DATAPATHS, IPTABLES, NFTABLES, OTHER, Choice, Facts
 from netacct.log import get
 from netacct.moving import FindOther, OpenDatapath
 
@@ -19,7 +19,7 @@ def choose(config: Config) -> tuple[Choice, OpenDatapath]:
     Errors: DatapathError where rules would see little on this node, and `auto` was to decide that; MissingFeatureError
     where a datapath cannot be had; PermissionRefusedError.
     """
-    choice, datapath = open_suitable(asked(config), detect_look.look())
+    choice, datapath = open_suitable(config, detect_look.look())
     if config.enabled:  # else rules are only taken away
         try:
             detect.require_sight(config.datapath, choice)
@@ -34,16 +34,32 @@ def asked(config: Config) -> str:
     return NFTABLES if config.host_pods == "cgroup" else config.datapath
 
 
-def open_suitable(configured: str, facts: Facts) -> tuple[Choice, OpenDatapath]:
+def open_suitable(config: Config, facts: Facts) -> tuple[Choice, OpenDatapath]:
     """As `choose`, by facts, and without a judgement on what rules would see."""
+    configured = asked(config)
     while True:
         choice = detect.decide(configured, facts)
+        if configured != config.datapath:
+            choice = replace(choice, reason="`host_pods: cgroup` needs it")
         try:
             return choice, open_datapath(choice.name)
         except MissingFeatureError as error:  # a library, or what no file told
             if choice.name == configured or choice.name in facts.unusable:
                 raise
             facts = replace(facts, unusable={**facts.unusable, choice.name: str(error)})
+
+
+def suitable(config: Config) -> str:
+    """The datapath that `choose` would open, by name; one that is asked for also where it cannot be had here.
+
+    Errors: as for `choose`, but that nothing is judged.
+    """
+    configured = asked(config)
+    if configured in DATAPATHS:
+        return configured
+    choice, datapath = open_suitable(config, detect_look.look())
+    datapath.close()
+    return choice.name
 
 
 def announce(choice: Choice) -> None:

@@ -153,11 +153,12 @@ def _write(args: argparse.Namespace, command: str) -> list[str]:
 
 def _by_nftables(config: Config, args: argparse.Namespace) -> bool:
     """Whether what is printed is for nftables: because it was asked for, or because that is what counts here."""
-    from netacct.kernel import detect, detect_look  # noqa: PLC0415 -- other commands start faster without it
+    from netacct import choosing  # noqa: PLC0415 -- other commands start faster without it
+    from netacct.kernel.detect import NFTABLES  # noqa: PLC0415 -- as above
 
     if args.format:
         return bool(args.format == "nft")
-    return detect.decide(config.datapath, detect_look.look()).name == detect.NFTABLES
+    return choosing.suitable(config) == NFTABLES
 
 
 def _print_nft_plan(plan: Plan, args: argparse.Namespace) -> None:

@@ -137,6 +137,20 @@ def test_a_dry_removal_lists_what_is_there(lab: AgentLab, datapath: str) -> None
         assert shown == ["delete table ip netacct", "delete table ip6 netacct"]
 
 
+@pytest.mark.parametrize("settings", [{}, {"host_pods": "cgroup"}, {"datapath": "nftables"}, {"datapath": "iptables"}])
+def test_what_is_shown_is_what_would_be_applied(lab: AgentLab, settings: dict[str, str]) -> None:
+    """`rules show` prints the rules of the datapath that `rules apply` takes, whatever decides which one that is."""
+    sh("iptables-legacy -t mangle -N KUBE-KUBELET-CANARY")
+    lab.configure(**({"datapath": "auto"} | settings))
+    shown = lab.command("rules", "show").stdout
+    done = lab.command("rules", "apply")
+    chosen = re.search(r"datapath=(\w+) reason=\"?([^\"\n]*)", done.stderr)
+    assert chosen is not None, done.stderr
+    assert ("table ip netacct" in shown, "-j NETACCT-TX" in shown) == (chosen[1] == "nftables", chosen[1] == "iptables")
+    if "host_pods" in settings:
+        assert chosen.groups() == ("nftables", "`host_pods: cgroup` needs it")
+
+
 def test_on_a_node_without_rules_removal_does_nothing(lab: AgentLab) -> None:
     """Where nothing of netacct is, `remove`, dry or not, says so, logs nothing and leaves no file."""
     for arguments in (["--dry-run"], []):

@@ -52,7 +52,7 @@ def datapath(config: Config, answered: tuple[str, ...] | None) -> tuple[Datapath
     installed = tuple(name for name in DATAPATHS if facts.backend(name).ours)
     named = config.datapath if config.datapath in DATAPATHS else ""
     try:
-        choice, opened = choosing.open_suitable(choosing.asked(config), facts)
+        choice, opened = choosing.open_suitable(config, facts)
     except MissingFeatureError as error:
         none = Datapath(named, "", bool(named), installed, facts.obstacles)
         return none, Rules(bool(installed), answered or (), unavailable=str(error))
