@@ -31,7 +31,18 @@ class JsonList:
         self._text, self._at = "", 0
 
     def items(self) -> Iterator[Any]:
-        """The items, each once. Raises ValueError where this is no JSON object, or cut off."""
+        """The items, each once. Raises ValueError where this is no list of Kubernetes, or cut off.
+
+        Also at the end: what a proxy or an API server says instead of a list would be a list of nothing.
+        """
+        yield from self._members()
+        kind = self.fields.get("kind")
+        if not isinstance(kind, str) or not kind.endswith("List"):
+            raise ValueError(f"is no list of Kubernetes: its kind is {kind!r:.40}")
+        if self.fields.get("items") is not None:
+            raise ValueError("is no list of Kubernetes: its items are no array")
+
+    def _members(self) -> Iterator[Any]:
         self._expect("{")
         if self._skip("}"):
             return

@@ -214,10 +214,10 @@ class Reflector:
             event = json.loads(line)
             kind, changed = event["type"], event["object"]
             version = changed["metadata"]["resourceVersion"] if kind != "ERROR" else ""
-        except (ValueError, RecursionError, LookupError, TypeError):
+            code = int(_number(changed.get("code"))) if kind == "ERROR" else 0
+        except (ArithmeticError, AttributeError, ValueError, RecursionError, LookupError, TypeError):
             self._void("an event is no event")
         if kind == "ERROR":
-            code = int(_number(changed.get("code")))
             self._listed = code == HTTPStatus.TOO_MANY_REQUESTS  # anything else could come again and again
             raise _refusal(code, str(changed.get("message")))
         if kind != "BOOKMARK":

@@ -20,9 +20,9 @@ values = st.recursive(
     max_leaves=6,
 )
 documents = st.builds(
-    lambda items, before, after: {**before, "items": items, **after},
+    lambda items, before, after: {"kind": "PodList", **before, "items": items, **after},
     st.lists(values, max_size=5),
-    st.dictionaries(st.sampled_from(["kind", "apiVersion"]), values, max_size=2),
+    st.dictionaries(st.sampled_from(["apiVersion", "extra"]), values, max_size=2),
     st.dictionaries(st.just("metadata"), st.just({"resourceVersion": "12"}), max_size=1),
 )
 
@@ -61,9 +61,24 @@ def test_what_is_no_list(text: str) -> None:
         list(JsonList([text.encode()]).items())
 
 
-@pytest.mark.parametrize("text", ["{}", '{"items": null}', '{"items": []}', ' { "items" : [ ] } \n'])
-def test_a_list_of_nothing(text: str) -> None:
+@pytest.mark.parametrize("document", [{}, {"kind": "Status", "code": 503}, {"kind": ["PodList"]}, {"kind": None}])
+def test_what_says_no_list_is_none(document: dict[str, Any]) -> None:
+    """A document without items of another kind, which a list of nothing would look like, raises ValueError."""
+    with pytest.raises(ValueError, match="its kind is"):
+        list(JsonList([json.dumps(document).encode()]).items())
+
+
+@pytest.mark.parametrize("items", ["x", {"a": 1}, 7, False])
+def test_items_that_are_no_array(items: object) -> None:
+    """A list whose items are something else than an array or null raises ValueError."""
+    with pytest.raises(ValueError, match="items are no array"):
+        list(JsonList([json.dumps({"kind": "PodList", "items": items}).encode()]).items())
+
+
+@pytest.mark.parametrize("items", ["", ',"items": null', ',"items": []', ' , "items" : [ ] '])
+def test_a_list_of_nothing(items: str) -> None:
     """Go writes an empty list as null, an empty array, or not at all."""
+    text = f'{{"kind":"PodList"{items}}} \n'
     assert list(JsonList([text.encode()]).items()) == []
 
 
@@ -89,7 +104,7 @@ def test_what_nests_too_deep() -> None:
 def test_memory_is_that_of_an_item() -> None:
     """Of a list of 110 pods of 10 kB each, never more than a part is held at once."""
     pod = {"metadata": {"name": "p", "annotations": {"a": "x" * 10_000}}}
-    document = json.dumps({"metadata": {}, "items": [pod] * 110}).encode()
+    document = json.dumps({"kind": "PodList", "metadata": {}, "items": [pod] * 110}).encode()
     tracemalloc.start()
 
     count = sum(1 for _ in JsonList(pieces(document, 65536)).items())

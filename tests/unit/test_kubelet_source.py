@@ -313,6 +313,8 @@ def _trickle(_: Request, reply: Reply) -> None:
 TROUBLES: dict[str, tuple[Answering, str]] = {
     "500": (lambda _, reply: reply.whole(b"oops", "500 Internal Server Error"), "answers 500: oops"),
     "garbage": (lambda _, reply: reply.whole(b"<html>"), "is no list of Kubernetes"),
+    "no list": (lambda _, reply: reply.json({"kind": "Status", "status": "Failure"}), "its kind is 'Status'"),
+    "elsewhere": (lambda _, reply: reply.whole(b"", "302 Found", Location="http://127.0.0.1/pods"), "answers 302"),
     "no HTTP": (lambda _, reply: reply.raw(b"SSH-2.0-OpenSSH\r\n\r\n"), "no form of HTTP"),
     "empty": (lambda _, reply: reply.whole(b""), "is empty, or cut off"),
     "closed": (lambda _, reply: reply.raw(b""), "closed connection without response"),

@@ -169,8 +169,11 @@ def test_what_is_forgotten_is_listed_again(following: Following, expired: Answer
         watching(line("ADDED", thing("y", 8)), line("ERROR", {"code": 500, "message": "etcd has a cold"})),
         watching(line("ADDED", thing("y", 8)), b"garbage\n"),
         watching(line("ADDED", thing("y", 8)), b'{"type":"ADDED","object":{"metadata":{}}}\n'),
+        watching(line("ADDED", thing("y", 8)), line("ERROR", None)),
+        watching(line("ADDED", thing("y", 8)), line("ERROR", {"code": "inf"})),
+        watching(line("ADDED", thing("y", 8)), line("MODIFIED", ["metadata"])),
     ],
-    ids=["error", "garbage", "no version"],
+    ids=["error", "garbage", "no version", "no error", "no code", "no object"],
 )
 def test_a_watch_that_cannot_be_believed(following: Following, broken: Answering) -> None:
     """After an error that is not about age everything is listed, not older than what was seen."""
@@ -226,8 +229,10 @@ def test_a_list_that_breaks_off_is_void(following: Following) -> None:
         (lambda _, reply: reply.whole(b"etcdserver: leader changed", "500 Internal Server Error"), "leader changed"),
         (lambda _, reply: reply.raw(b"nonsense\r\n\r\n"), "no form of HTTP"),
         (lambda _, reply: reply.whole(b"<html>"), "is no list of Kubernetes"),
+        (lambda _, reply: reply.json({"kind": "Status", "code": 503}), "its kind is 'Status'"),
+        (lambda _, reply: reply.whole(b"", "301 Moved Permanently", Location="http://127.0.0.1/"), "answers 301"),
     ],
-    ids=["403", "500", "no HTTP", "no list"],
+    ids=["403", "500", "no HTTP", "garbage", "no list", "elsewhere"],
 )
 def test_trouble_has_a_reason_and_an_end(following: Following, refused: Answering, words: str) -> None:
     """While it is refused it is down and says why; then it goes on by itself."""
