@@ -22,6 +22,8 @@ CHECKPOINT = "/var/run/aws-node/ipam.json"
 
 VERSION = "vpc-cni-ipam/1"
 
+_INT64 = 1 << 63  # allocationTimestamp is Go's int64
+
 
 def decode(document: Mapping[str, Any]) -> Iterator[Entry]:
     """The pods in a checkpoint. Raises ValueError where it is of another version."""
@@ -30,7 +32,7 @@ def decode(document: Mapping[str, Any]) -> Iterator[Entry]:
     for allocation in map(mapping, sequence(document.get("allocations"))):
         metadata = mapping(allocation.get("metadata"))
         when = allocation.get("allocationTimestamp")
-        made = when / 1e9 if isinstance(when, int) and when > 0 else None
+        made = when / 1e9 if isinstance(when, int) and 0 < when < _INT64 else None
         for family in ("ipv4", "ipv6"):
             if allocation.get(family):
                 whose = (metadata.get("k8sPodNamespace"), metadata.get("k8sPodName"), allocation.get("containerID"))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from netacct import clock, log
+from netacct import clock, log, plainfile
 from netacct.following import Follower, Pace, contents
 from netacct.identity import cni_cache
 from netacct.identity.claims import uid_of
@@ -154,7 +154,7 @@ class CniSource:
 
     def _read(self, path: str, stamp: Stamp) -> _File:
         """Raises OSError, and ValueError where this is no whole cache file."""
-        with open(path, "rb") as file:  # noqa: PTH123 -- as above
+        with open(path, "rb", opener=plainfile.opener) as file:
             data = file.read(cni_cache.SIZE_LIMIT + 1)
             stamp = stamp_of(os.fstat(file.fileno()))  # of what was read: it may have grown since we asked
         if len(data) > cni_cache.SIZE_LIMIT:

@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from netacct import plainfile
 from netacct.errors import NetacctError
 
 CONNECT_SECONDS = 4.0
@@ -28,6 +28,7 @@ CHUNK = 65536
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """A peer that vanished without a word is noticed after a minute (tcp(7))."""
 
+_CERTIFICATE_SIZE = 1 << 20
 
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, openssl/x509_vfy.h: the ssl module has no name for it
 
@@ -76,14 +77,17 @@ def trust(ca_file: str = "", certificate: str = "", key: str = "") -> ssl.SSLCon
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         if ca_file:
+            plainfile.require(ca_file)
             context.load_verify_locations(ca_file)
         else:
             context.load_default_certs()
     except OSError as error:
         raise UnreachableError(f"{ca_file} cannot be used to verify the server: {_words(error)}") from error
     try:
+        for path in filter(None, (certificate, key)):
+            plainfile.require(path)
         if certificate:
-            context.load_cert_chain(certificate, key or None)
+            context.load_cert_chain(certificate, key or None, password="")  # else OpenSSL asks a terminal for one
     except OSError as error:
         files = f"{certificate} and {key}" if key else certificate
         raise UnreachableError(f"{files} cannot be used as the client's certificate: {_words(error)}") from error
@@ -104,7 +108,8 @@ def pinned(server: Server, certificate: bytes) -> Server:
 def first_certificate(path: str) -> bytes:
     """The first certificate (DER) of a PEM file, which is the owner's own. Raises UnreachableError."""
     try:
-        text = Path(path).read_text(encoding="ascii", errors="replace")
+        with open(path, encoding="ascii", errors="replace", opener=plainfile.opener) as file:
+            text = file.read(_CERTIFICATE_SIZE)
         begin = text.index(ssl.PEM_HEADER)
         end = text.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)
         return ssl.PEM_cert_to_DER_cert(text[begin:end])
@@ -175,6 +180,9 @@ class Exchange:
             EndedError: see `end`.
         """
         self.close()
+        if not all(value.isprintable() for value in headers.values()):
+            # http.client would say so, with the token in its words.
+            raise UnreachableError(f"{server} is not asked: the token has more than one line")
         with self.told(server):
             self._connect(server)
             self.wait_until(time.monotonic() + seconds)

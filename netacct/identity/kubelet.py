@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from netacct import plainfile
 from netacct.errors import NetacctError
 from netacct.identity import https, kube_pod
 from netacct.identity.https import Answer, EndedError, Exchange, Server
@@ -41,6 +42,8 @@ SECONDS = 20.0
 
 SIZE_LIMIT = 64 << 20
 """Bytes of an answer; 110 pods have 0.5 to 2 MB."""
+
+_TOKEN_SIZE = 1 << 16
 
 _GRANT = (
     "grant `get` on `nodes/pods`, which kubelets know since 1.33; with an older one use the sources cri and cni "
@@ -86,9 +89,11 @@ class Access:
         headers = {"Accept": "application/json", "User-Agent": "netacct"}
         if self.token_file:
             try:
-                token = Path(self.token_file).read_text(encoding="ascii").strip()
+                token = (plainfile.read(self.token_file, _TOKEN_SIZE) or b"").decode("ascii").strip()
             except (OSError, ValueError) as error:
                 raise NetacctError(f"{self.token_file} holds no token: {error}") from error
+            if not token or not token.isprintable():
+                raise NetacctError(f"{self.token_file} holds no token: one line of text is expected")
             headers["Authorization"] = f"Bearer {token}"
         return headers
 

@@ -19,10 +19,9 @@ import ipaddress
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from netacct import log
+from netacct import log, plainfile
 from netacct.following import Follower, Pace, contents
 from netacct.identity.cni_cache import CONFIGURATION
 from netacct.identity.ranges_provider import Fact, Told
@@ -97,7 +96,7 @@ def _files(directory: str, faults: dict[str, str]) -> list[str]:
 
 def _load(path: str) -> Mapping[str, Any]:
     """A network configuration (list). Raises OSError and Fault."""
-    with open(path, "rb") as file:  # noqa: PTH123 -- as above
+    with open(path, "rb", opener=plainfile.opener) as file:
         data = file.read(SIZE_LIMIT + 1)
     try:
         document = json.loads(data) if len(data) <= SIZE_LIMIT else None
@@ -126,7 +125,10 @@ def _ranges(network: Mapping[str, Any]) -> Iterator[Network]:
         if node.get("type") == "host-local":
             yield from _host_local(node)
         elif node.get("type") == "flannel":
-            yield from _flannel(str(node.get("subnetFile") or FLANNEL))
+            path = str(node.get("subnetFile") or FLANNEL)
+            if "\0" in path:
+                raise Fault(f"{path!r:.60} is no path")
+            yield from _flannel(path)
 
 
 def _host_local(ipam: Mapping[str, Any]) -> Iterator[Network]:
@@ -166,8 +168,11 @@ def _part(subnet: str, start: Any, end: Any) -> Iterator[Network]:
 
 def _flannel(path: str) -> Iterator[Network]:
     """What flanneld wrote about this node, which it does before pods can start; nothing where it has not yet."""
-    with contextlib.suppress(FileNotFoundError):
-        for line in Path(path).read_text(errors="replace").splitlines():
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(path, encoding="utf-8", errors="replace", opener=plainfile.opener) as file,
+    ):
+        for line in file.read(SIZE_LIMIT).splitlines():
             key, _, value = line.partition("=")
             if key in ("FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET") and value:
                 yield from _part(value.strip(), None, None)

@@ -21,10 +21,9 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from netacct import clock, log
+from netacct import clock, log, plainfile
 from netacct.following import Follower, Pace, entries
 from netacct.identity import veth
 from netacct.identity.cni_cache import is_name
@@ -135,7 +134,7 @@ class StateFileSource:
             try:
                 self._look_at(path)
             except (OSError, ValueError) as error:
-                why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+                why = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)
                 troubles.append(f"{path} {why}")
         health = Health(up=not troubles, reason="; ".join(troubles))
         if not troubles and not self._read:
@@ -148,7 +147,7 @@ class StateFileSource:
     def _look_at(self, path: str) -> None:
         """Bring what is known of one file up to date. Raises OSError, and ValueError where it is not understood."""
         try:
-            with Path(path).open("rb") as file:
+            with open(path, "rb", opener=plainfile.opener) as file:
                 stamp = stamp_of(os.fstat(file.fileno()))
                 known = self._read.get(path)
                 if known is not None and known.stamp == stamp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_a_file_with_an_error_is_passed_over(tmp_path: Path, bad: Any, why: str)
     faults = read([str(tmp_path)]).faults
     assert list(faults) == [str(tmp_path / "00.conflist")]
     assert why in next(iter(faults.values()))
+
+
+def test_what_is_no_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """A pipe among the configuration, and paths of flannel's that lead to none or to a pipe, are faults."""
+    os.mkfifo(tmp_path / "00.conf")
+    for number, path in enumerate((str(tmp_path / "00.conf"), str(tmp_path), "/run/\0")):
+        (tmp_path / f"1{number}.conf").write_text(json.dumps({"type": "flannel", "subnetFile": path}))
+
+    assert {Path(path).name: why for path, why in read([str(tmp_path)]).faults.items()} == {
+        "00.conf": "cannot be read: it is no regular file",
+        "10.conf": "cannot be read: it is no regular file",
+        "11.conf": "cannot be read: Is a directory",
+        "12.conf": "'/run/\\x00' is no path",
+    }
 
 
 def test_several_directories_are_joined(tmp_path: Path) -> None:

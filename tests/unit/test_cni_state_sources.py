@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import time
 from collections.abc import Callable, Iterator
@@ -114,6 +115,12 @@ def test_the_checkpoint_of_aws() -> None:
         ("10.0.1.5", "a", SANDBOX, 1_796_000_000.5),
         ("fd00::5", "b", SANDBOX, None),
     ]
+
+
+@pytest.mark.parametrize("made", [-5, 10**400, 1 << 63, 1.5, "5", None, [5]])
+def test_a_time_that_is_none(made: Any) -> None:
+    """A pod whose time is no number of nanoseconds is a pod without a time."""
+    assert [each.made for each in decode_checkpoint(checkpoint(allocation("a", "10.0.1.5", made)))] == [None]
 
 
 @pytest.mark.parametrize(
@@ -286,6 +293,21 @@ def test_half_a_file_takes_nothing_back(following: Following) -> None:
 
     assert following.health(lambda health: health.up).reason == ""
     assert following.settle() == []
+
+
+def test_what_is_no_file_keeps_nobody_waiting(following: Following) -> None:
+    """A pipe or a directory in the file's place is named, and neither start nor end waits for it."""
+    following.path.unlink()
+    os.mkfifo(following.path)
+    following.start()
+    pipe = following.source.healthy().reason
+    following.path.unlink()
+    following.path.mkdir()
+
+    directory = following.health(lambda health: "directory" in health.reason).reason
+
+    assert pipe == f"{following.path} cannot be read: it is no regular file"
+    assert directory == f"{following.path} cannot be read: Is a directory"
 
 
 def test_where_there_is_no_file_it_is_absent(following: Following) -> None:

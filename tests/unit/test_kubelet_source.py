@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -379,3 +381,39 @@ def test_files_that_are_no_credentials(by_token: Server, authority: Authority, t
         assert next(iter(changes.values())) in ask(access(by_token, authority, **changes)).trouble()
     named = ask(access(by_token, authority, token_file=missing, ca_file=str(wrong))).trouble()
     assert f"{wrong} cannot be used to verify the server" in named
+
+
+def test_what_is_no_file_keeps_nobody_waiting(by_token: Server, authority: Authority, tmp_path: Path, ask: Ask) -> None:
+    """A pipe in the place of a certificate, its key, an authority or a token is named, and the source ends at once."""
+    pipe, keys = str(tmp_path / "pipe"), authority.issue("agent")
+    os.mkfifo(pipe)
+
+    for changes in (
+        {"token_file": pipe},
+        {"certificate_file": pipe},
+        {"certificate_file": keys.certificate, "key_file": pipe},
+        {"certificate_file": keys.certificate, "ca_file": pipe},
+    ):
+        assert pipe in ask(access(by_token, authority, **changes)).trouble()
+
+
+@pytest.mark.parametrize("text", ["", " \n", "secret\nsecret", "secret\0"])
+def test_a_token_that_is_none_is_not_shown(
+    text: str, by_token: Server, authority: Authority, token: Path, ask: Ask
+) -> None:
+    """Of a file whose content cannot be sent as a token the log has the name only, and nobody is asked."""
+    token.write_text(text)
+
+    reason = ask(access(by_token, authority, token_file=str(token))).trouble()
+
+    assert reason == f"{token} holds no token: one line of text is expected"
+    assert by_token.requests == []
+
+
+def test_a_key_with_a_passphrase_is_trouble(by_token: Server, authority: Authority, tmp_path: Path, ask: Ask) -> None:
+    """An encrypted key is named, instead of a terminal being asked for its passphrase."""
+    keys, locked = authority.issue("agent"), str(tmp_path / "locked.key")
+    encrypt = ["openssl", "pkey", "-in", keys.key, "-out", locked, "-aes256", "-passout", "pass:x"]
+    subprocess.run(encrypt, check=True, capture_output=True)
+
+    assert locked in ask(access(by_token, authority, certificate_file=keys.certificate, key_file=locked)).trouble()
