@@ -33,6 +33,10 @@ _ALL_OF = {"aws": "AMAZON", "azure": "AzureCloud"}
 _SHOWN = 60
 """So many names a message lists; of more (Azure has three thousand tags) it shows the nearest."""
 
+PREFIXES_LIMIT = 50_000
+"""Prefixes that a policy can take of one list at once. No cloud has more of its own; with many more, a node with the
+memory that the unit allows could not make the rules, and would be killed for it at each start."""
+
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 
 
@@ -141,6 +145,10 @@ def select(published: Published, wanted: Selection) -> tuple[Listed, ...]:
                 found[text] = known._replace(what=what, narrowness=narrowness)
     if not found:
         raise wanted.node.error(f"{published.path} has nothing of these services in these regions")
+    if len(found) > PREFIXES_LIMIT:
+        raise wanted.node.error(
+            f"{len(found)} prefixes of {published.path}", f"at most {PREFIXES_LIMIT}: name services, regions or tags"
+        )
     return tuple(found.values())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from netacct.list_files import SIZE_LIMIT
 from netacct.policy_file import BUILTIN, CLASSES_LIMIT, PORTS_LIMIT, RESERVED, load, shipped
-from netacct.policy_lists import FORMATS
+from netacct.policy_lists import FORMATS, PREFIXES_LIMIT
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/policies.md").read_text()
@@ -41,7 +41,7 @@ def test_page_states_the_limits() -> None:
     assert all(f"`{name}`" in PAGE for name in RESERVED)
     assert f"At most {CLASSES_LIMIT} classes" in PAGE
     assert f"at most {PORTS_LIMIT} |" in PAGE
-    assert f"A list may be {SIZE_LIMIT >> 20} MiB" in PAGE
+    assert f"A list may be {SIZE_LIMIT >> 20} MiB, and one selection may take {PREFIXES_LIMIT:,} prefixes" in PAGE
 
 
 @pytest.mark.parametrize("name", FORMATS)

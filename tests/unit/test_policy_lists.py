@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from netacct import policy_lists
 from netacct.errors import ConfigError
 from netacct.explain import explain
 from netacct.kernel import plan
@@ -343,7 +344,19 @@ def test_a_huge_file_is_refused(folder: Path) -> None:
     file = folder / "lists/ip-ranges.json"
     with file.open("wb") as opened:
         opened.truncate(SIZE_LIMIT + 1)
-    assert "larger than 32 MiB" in refused(folder, {"a": f"list: {{{AWS}}}"}).found
+    assert "larger than 16 MiB" in refused(folder, {"a": f"list: {{{AWS}}}"}).found
+
+
+def test_too_many_prefixes_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A selection that takes more prefixes of a list than the limit is an error at the policy's line."""
+    selection = {"a": f"list: {{{AWS}}}"}
+    number = len(read(folder, selection).prefixes)
+    monkeypatch.setattr(policy_lists, "PREFIXES_LIMIT", number)
+    assert len(read(folder, selection).prefixes) == number
+    monkeypatch.setattr(policy_lists, "PREFIXES_LIMIT", number - 1)
+    error = refused(folder, selection)
+    assert error.key == "classes.a.list"
+    assert error.found.startswith(f"{number} prefixes of {folder}/lists/")
 
 
 def test_ten_thousand_prefixes(folder: Path) -> None:
