@@ -199,6 +199,11 @@ class Exchange:
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS says no goodbye: it could block
 
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._ended
+
     def close(self) -> None:
         """Close the connection, for the thread that asks."""
         with self._lock:

@@ -7,19 +7,25 @@ Importing it costs 33 MB, so that is done when the first request is made.
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from netacct.errors import NetacctError
 from netacct.identity import https
-from netacct.identity.https import Answer, Exchange, Server
+from netacct.identity.https import Answer, EndedError, Exchange, Server
 
 IN_CLUSTER = "auto"
 """Instead of a path: the ServiceAccount of the pod that this runs in."""
 
 FRESH_SECONDS = 60.0
 """Credentials are loaded again after so long: tokens and certificates rotate, and exec plugins cost a process."""
+
+LOAD_SECONDS = 30.0
+"""So long may that take: an exec plugin asks somebody, too."""
+
+_STEP = 0.05
 
 
 class _Loaded(NamedTuple):
@@ -39,6 +45,7 @@ class KubeApi:
     def __init__(self, kubeconfig: str = IN_CLUSTER) -> None:
         self._kubeconfig = kubeconfig
         self._loaded: _Loaded | None = None
+        self._loading: _Loading | None = None
 
     def get(self, exchange: Exchange, target: str, seconds: float) -> Answer:
         """Ask for `target` (path and query), and return when the answer's head is there, which may be a refusal.
@@ -55,7 +62,7 @@ class KubeApi:
         """
         loaded = self._loaded
         if loaded is None or time.monotonic() - loaded.at > FRESH_SECONDS:
-            loaded = self._loaded = _load(self._kubeconfig)
+            loaded = self._loaded = self._load(exchange, min(seconds, LOAD_SECONDS))
         headers = {"Accept": "application/json", "User-Agent": "netacct"}
         if loaded.token:
             headers["Authorization"] = loaded.token
@@ -64,6 +71,44 @@ class KubeApi:
     def forget(self) -> None:
         """Load the credentials anew before the next request: these were refused."""
         self._loaded = None
+
+    def _load(self, exchange: Exchange, seconds: float) -> _Loaded:
+        """The credentials of now. Raises NetacctError; where they take too long, they are waited for the next time."""
+        loading = self._loading = self._loading or _Loading(self._kubeconfig)
+        deadline = time.monotonic() + seconds
+        while not loading.done.wait(_STEP):
+            if exchange.ended:
+                raise EndedError("ended")
+            if time.monotonic() > deadline:
+                raise NetacctError(f"{self._kubeconfig} gives no credentials within {seconds:g} s: what does it run?")
+        self._loading = None
+        if isinstance(loading.found, NetacctError):
+            raise loading.found
+        return loading.found
+
+
+class _Loading:
+    """Loads credentials in a thread of its own: nobody can interrupt the package while it waits for a plugin.
+
+    Attributes:
+        done: set when `found` is there.
+        found: the credentials, or why there are none.
+    """
+
+    found: _Loaded | NetacctError
+
+    def __init__(self, kubeconfig: str) -> None:
+        self.done = threading.Event()
+        threading.Thread(target=self._run, args=(kubeconfig,), name="kubeconfig", daemon=True).start()
+
+    def _run(self, kubeconfig: str) -> None:
+        try:
+            self.found = _load(kubeconfig)
+        except NetacctError as error:
+            self.found = error
+        except Exception as error:  # noqa: BLE001 -- whoever waits must hear of it
+            self.found = NetacctError(f"{kubeconfig} cannot be used to reach the API server: {error}")
+        self.done.set()
 
 
 def _load(kubeconfig: str) -> _Loaded:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import base64
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from tlslab import OPENSSL, Authority, Server, kubeconfig
 
 from netacct.errors import NetacctError
 from netacct.identity import kube_api
-from netacct.identity.https import Exchange
+from netacct.identity.https import EndedError, Exchange
 from netacct.identity.kube_api import KubeApi
 
 USER = {"token": "t1"}
@@ -145,6 +149,55 @@ def test_an_exec_plugin(server: Server, authority: Authority, config: Path, tmp_
 
     assert tokens(server) == ["Bearer from-plugin"] * 2
     assert runs.read_text() == "."
+
+
+@pytest.fixture
+def hanging(server: Server, authority: Authority, config: Path, tmp_path: Path) -> Iterator[KubeApi]:
+    """An API server whose kubeconfig runs a program that never ends."""
+    pids = tmp_path / "pids"
+    args = ["-c", f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(600)"]
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": args}
+    plugin["interactiveMode"] = "Never"
+    yield KubeApi(kubeconfig(config, server.url, exec=plugin, cluster=cluster(authority)))
+    end = time.monotonic() + 10
+    while not pids.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(pids.read_text().split()) == 1, "one program is waited for, however often it is asked"
+    os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+def test_a_program_that_gives_no_credentials(hanging: KubeApi, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exec plugin that hangs is trouble with a reason, and no second one is run while it does."""
+    monkeypatch.setattr(kube_api, "LOAD_SECONDS", 0.2)
+
+    for _ in range(2):
+        with pytest.raises(NetacctError, match=f"{config} gives no credentials within 0.2 s"):
+            get(hanging)
+
+
+def test_the_end_does_not_wait_for_a_program(hanging: KubeApi) -> None:
+    """Whoever ends the exchange ends the wait for an exec plugin, too."""
+    exchange = Exchange()
+    threading.Timer(0.2, exchange.end).start()
+
+    with pytest.raises(EndedError):
+        hanging.get(exchange, "/healthz", 600)
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:99999", "https://[::1", "https://127.0.0.1:x"])
+def test_a_server_that_is_no_url(authority: Authority, config: Path, url: str) -> None:
+    """A kubeconfig whose server cannot be one is named."""
+    assert str(config) in refusal(config, url, **USER, cluster=cluster(authority))
+
+
+def test_a_pipe_in_the_place_of_a_kubeconfig(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubeconfig that cannot be read to its end is trouble like any other."""
+    monkeypatch.setattr(kube_api, "LOAD_SECONDS", 0.2)
+    os.mkfifo(config)
+
+    with pytest.raises(NetacctError, match=f"{config} gives no credentials"):
+        get(KubeApi(str(config)))
+    config.open("w").close()
 
 
 def test_a_service_account(
