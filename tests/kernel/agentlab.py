@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import support
-from support import HEADERS, LOCAL, NODE, OTHER_POD, PEER, POD, STORAGE, Netns, Node
+from support import HEADERS, LOCAL, NODE, OTHER_POD, PATIENCE, PEER, POD, STORAGE, Netns, Node
 
 from netacct.demo import exposition
 from netacct.model import Family
@@ -103,25 +102,23 @@ class AgentLab:
                 env=os.environ | environ,
             )
         if wait:
-            support.eventually(self.is_ready, 20)
+            support.eventually(self.is_ready)
         return self.agent
 
     def kill(self) -> None:
         """End the agent with SIGKILL."""
         if self.agent is not None:
             self.agent.kill()
-            self.agent.wait(5)
+            self.agent.wait(PATIENCE)
             self.agent = None
 
-    def stop(self) -> float:
-        """End the agent with SIGTERM; returns how long that took."""
+    def stop(self) -> None:
+        """End the agent with SIGTERM."""
         assert self.agent is not None
-        begin = time.monotonic()
         self.agent.send_signal(signal.SIGTERM)
-        code = self.agent.wait(20)
+        code = self.agent.wait(PATIENCE)
         self.agent = None
         assert code == 0, self.log
-        return time.monotonic() - begin
 
     def hang_up(self) -> None:
         """Send SIGHUP."""
@@ -133,7 +130,7 @@ class AgentLab:
         """Send SIGHUP and wait until it was taken or refused."""
         seen = self.log.count("reload")
         self.hang_up()
-        support.eventually(lambda: self.log.count("reload") > seen, 15)
+        support.eventually(lambda: self.log.count("reload") > seen)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run `netacct ARGUMENTS` with the configuration of the lab."""
@@ -143,7 +140,7 @@ class AgentLab:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=2 * PATIENCE,
         )
 
     def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -168,7 +165,7 @@ class AgentLab:
         """What they logged so far."""
         return self.log_file.read_text(encoding="utf-8")
 
-    def get(self, path: str, timeout: float = 10.0, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+    def get(self, path: str, timeout: float = PATIENCE, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
         """Status and body of a page. Raises OSError where nobody answers."""
         connection = http.client.HTTPConnection("127.0.0.1", WEB, timeout=timeout)
         with contextlib.closing(connection):
@@ -281,7 +278,7 @@ class Stream:
         """Send nothing until `go`."""
         self._moving.clear()
         self._idle.clear()
-        assert self._idle.wait(5)
+        assert self._idle.wait(PATIENCE)
 
     def go(self) -> None:
         """Send again."""
@@ -290,7 +287,7 @@ class Stream:
     def stop(self) -> int:
         """End it; returns the bytes."""
         self._ended.set()
-        self._thread.join(5)
+        self._thread.join(PATIENCE)
         self._sender.close()
         self._sink.close()
         return self.sent
@@ -312,6 +309,6 @@ def streams(node: Node, *ways: tuple[str, str]) -> Iterator[list[Stream]]:
             stream.stop()
 
 
-def until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
+def until(condition: Callable[[], Any]) -> None:
     """Wait for what an agent does within seconds."""
-    support.eventually(condition, seconds)
+    support.eventually(condition)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support import PATIENCE
+
 from netacct.identity.host_pods import tree_root
 from netacct.model import Address, cgroup_key
 
@@ -53,7 +55,7 @@ class Worker:
     def end(self) -> None:
         """Let it end, and its sockets with it."""
         with contextlib.suppress(BrokenPipeError):
-            self.process.communicate(timeout=10)
+            self.process.communicate(timeout=PATIENCE)
 
 
 @dataclass
@@ -105,7 +107,7 @@ class Cgroups:
 
 def _kill(process: subprocess.Popen[Any]) -> None:
     process.kill()
-    process.wait(5)
+    process.wait(PATIENCE)
 
 
 @contextlib.contextmanager

@@ -125,7 +125,12 @@ class CniNode:
         def run() -> subprocess.CompletedProcess[str]:
             assert support.in_private_namespace()
             return subprocess.run(
-                [*command, pod.netns.path], env=environ, capture_output=True, text=True, check=False, timeout=30
+                [*command, pod.netns.path],
+                env=environ,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=2 * support.PATIENCE,
             )
 
         done = self.netns.run(run)

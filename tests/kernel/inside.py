@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import support
 from agentlab import AgentLab, datagrams
-from support import sh
+from support import PATIENCE, sh
 
 from netacct import agent as agents
 from netacct import clock, config, desired, policy_file
@@ -63,7 +63,7 @@ class Inside:
         self.agent.tick()
         return self.agent.view()
 
-    def until(self, condition: Callable[[View], object], seconds: float = 10.0) -> View:
+    def until(self, condition: Callable[[View], object], seconds: float = PATIENCE) -> View:
         """Scrape until a condition holds; totals must not decrease meanwhile."""
         end = time.monotonic() + seconds
         before = self.booked()

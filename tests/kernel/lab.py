@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import PATIENCE
+
 from netacct.model import Family
 
 CLONE_NEWNET = 0x40000000
@@ -84,10 +86,10 @@ class Lab:
         return done.stdout
 
     def socket(self, place: str, family: Family, address: str, port: int = 0) -> socket.socket:
-        """A UDP socket that lives in a namespace, bound to an address there, with a timeout of two seconds."""
+        """A UDP socket that lives in a namespace, bound to an address there, with a timeout."""
         with inside(self.name(place)):
             made = socket.socket(socket.AF_INET if family == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
-        made.settimeout(2)
+        made.settimeout(PATIENCE)
         made.bind((address, port))
         return made
 

@@ -43,7 +43,7 @@ class MetadataServer:
     stopping: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
-    def wait_for(self, count: int, seconds: float = 5.0) -> None:
+    def wait_for(self, count: int, seconds: float = 60.0) -> None:
         """Wait until so many requests have come."""
         deadline = time.monotonic() + seconds
         while len(self.asked) < count:

@@ -39,6 +39,9 @@ NODE = {4: "203.0.113.1", 6: "2001:db8::1"}
 HEADERS: dict[Family, int] = {4: 28, 6: 48}
 PORT = 7000
 
+PATIENCE = 60.0
+"""Seconds for what must come. Machines stand still for seconds, and only a run that fails takes all of them."""
+
 
 def in_private_namespace() -> bool:
     """Whether this thread is in a network namespace that a test made."""
@@ -114,7 +117,7 @@ def sh(*commands: str) -> str:
     """Run shell commands in this thread's namespace, which must not be the host's; returns their output."""
     assert in_private_namespace()
     script = "set -e\n" + "\n".join(commands)
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, f"{script}: {done.stderr}"
     return done.stdout
 
@@ -140,7 +143,7 @@ class Node:
         """Send datagrams and wait until they have arrived; returns what netfilter must have counted."""
         sender = source[0].socket(family, source[1], 0)
         receiver = destination[0].socket(family, destination[1])
-        receiver.settimeout(5)
+        receiver.settimeout(PATIENCE)
         with sender, receiver:
             for _ in range(packets):
                 sender.sendto(b"x" * size, (destination[1], PORT))
@@ -252,7 +255,7 @@ def epochs(snapshot: Snapshot) -> dict[CounterKey, int]:
     return {reading.key: reading.epoch for reading in snapshot.readings}
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+def eventually(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
     """Wait until a condition holds; fail where it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from agentlab import AgentLab, Stream, agent_lab, datagrams, streams, until
-from support import OTHER_POD, POD, Node
+from support import OTHER_POD, PATIENCE, POD, Node
 
 from netacct.kernel.counters import set_names
 
@@ -95,7 +95,7 @@ def test_kills_while_rules_are_removed_and_applied_lose_nothing(node: Node, tmp_
             time.sleep(chance.uniform(0.1, 0.8))
             lab.kill()
             command.kill()
-            command.wait(5)
+            command.wait(PATIENCE)
         lab.start()
         driven += datagrams(node, "pod", "internet")
         until(lambda: lab.totals() == {("a-0", "internet"): driven})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from agentlab import AgentLab, agent_lab, datagrams, until
-from support import Node
+from support import PATIENCE, Node
 
 pytestmark = pytest.mark.kernel
 
@@ -76,7 +76,7 @@ def test_without_a_good_list_the_agent_does_not_start(lab: AgentLab) -> None:
     for copy in (lab.folder / "state/lists").iterdir():
         copy.unlink()
     lab.write("lists/ip-ranges.json", '{"prefixes": [')
-    assert lab.start(wait=False).wait(20) == 78
+    assert lab.start(wait=False).wait(PATIENCE) == 78
     assert f"{lab.folder}/lists/ip-ranges.json:1: is not JSON, or cut short" in lab.log
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from agentlab import AgentLab, agent_lab, datagrams
 from conformance import BACKENDS, DATAPATHS
-from support import OTHER_POD, POD, Node, eventually, sh
+from support import OTHER_POD, PATIENCE, POD, Node, eventually, sh
 
 from netacct import clock, config, desired, policy_file
 from netacct.accounting.store import Store
@@ -356,15 +356,15 @@ def transfer(node: Node) -> None:
     node.pod.run(lambda: made.append(socket.socket()))
     server, client = made
     with server, client:
-        client.settimeout(20)
-        server.settimeout(20)
+        client.settimeout(PATIENCE)
+        server.settimeout(PATIENCE)
         client.connect((OTHER_POD[4], 7001))
         receiver, _ = server.accept()
         thread = threading.Thread(target=_drain, args=(receiver,))
         thread.start()
         client.sendall(bytes(TCP_BYTES))
         client.shutdown(socket.SHUT_WR)
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -396,7 +396,7 @@ def test_a_running_agent_finds_a_bypass_by_itself(node: Node, tmp_path: Path, da
         lab.kill()
         lab.start()
         lab.pods(PODS)
-        eventually(lambda: missing(lab.totals(), "a-0", sent), 20)
+        eventually(lambda: missing(lab.totals(), "a-0", sent))
         assert missing(lab.totals(direction="receive"), "b-0", sent)
         assert lab.metric("netacct_blind_spot", reason=BYPASS) == 1
         assert lab.metric("netacct_blind_spot", reason=BRIDGE) == 0

@@ -53,7 +53,7 @@ class Traffic:
         self.namespaces: Sums = Counter()
         self._peers = {family: node.peer.socket(family, PEER[family]) for family in FAMILIES}
         for peer in self._peers.values():
-            peer.settimeout(5)
+            peer.settimeout(support.PATIENCE)
 
     def close(self) -> None:
         """Let the sockets go."""
@@ -64,7 +64,7 @@ class Traffic:
         """Datagrams of these sizes to the internet, and some back."""
         peer = self._peers[family]
         with pod.netns.socket(family, pod.ips[family], 0) as own:
-            own.settimeout(5)
+            own.settimeout(support.PATIENCE)
             for size in sizes:
                 own.sendto(bytes(size), (PEER[family], PORT))
                 peer.recv(size + 1)
@@ -148,7 +148,7 @@ def test_every_byte_of_a_thousand_pods_is_on_the_right_one(node: support.Node, t
                 list(hands.map(cni.delete, [alive.popleft() for _ in range(len(alive) + BATCH - ADDRESSES)]))
             numbers = range(made, made + BATCH)
             came = list(hands.map(lambda number: cni.add(f"team-{number % 7}", f"pod-{number}"), numbers))
-            agentlab.until(lambda pods=came: knows(lab, pods), 60)  # type: ignore[misc]  # mypy knows no such lambda
+            agentlab.until(lambda pods=came: knows(lab, pods))  # type: ignore[misc]  # mypy knows no such lambda
             for number, pod in zip(numbers, came, strict=True):
                 traffic.of(number, pod)
                 used.update(pod.ips.values())
@@ -156,7 +156,7 @@ def test_every_byte_of_a_thousand_pods_is_on_the_right_one(node: support.Node, t
             alive += came
             made += BATCH
         list(hands.map(cni.delete, list(alive)))
-        agentlab.until(lambda: not known(lab), 60)
+        agentlab.until(lambda: not known(lab))
         page = lab.page()
         assert len(used) == 2 * ADDRESSES
         assert min(used.values()) > PODS // ADDRESSES // 2

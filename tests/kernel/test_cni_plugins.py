@@ -53,22 +53,22 @@ def expected(pod: CniPod, *, present: bool) -> set[tuple[str, str, str, str, str
 def test_each_add_and_del_is_seen(cni: CniNode) -> None:
     """Several pods come and go, and of each the source says, by the end of ADD and of DEL, what its interface has."""
     events: queue.Queue[SourceEvent] = queue.Queue()
-    source = CniSource([str(cni.results)])
+    source = CniSource([str(cni.results)], rescan=3600.0)
     source.start(events.put)
     try:
-        assert said(events.get(timeout=2)) == set()  # nothing yet, not even the directory
+        assert said(events.get(timeout=support.PATIENCE)) == set()  # nothing yet, not even the directory
         pods = []
         for name in ("train-0", "train-1", "train-2"):
             before = clock.now()
             pods.append(cni.add("team-a", name))
-            came = events.get(timeout=2)
+            came = events.get(timeout=support.PATIENCE)
             assert isinstance(came, Update)
             assert said(came) == expected(pods[-1], present=True)
             assert all(before - 0.1 <= seen.created <= clock.now() for seen in came.observations)
         for pod in reversed(pods):
             gone = expected(pod, present=False)
             cni.delete(pod)
-            assert said(events.get(timeout=2)) == gone
+            assert said(events.get(timeout=support.PATIENCE)) == gone
         assert events.empty()
         assert list(cni.results.iterdir()) == []
     finally:

@@ -22,6 +22,7 @@ import pytest
 from conformance import BACKENDS, DATAPATHS, Counted, Subject, at, deliver, expected, plan, since
 from flows import FLOWS, HEADERS, OWN, POLICY, PORT, REPLY, REQUEST, REQUESTS, Flow, dnat, listener, nat, talk
 from lab import ADDRESSES, PODS, inside, topology
+from support import PATIENCE
 
 from netacct.kernel.plan import Plan, build
 from netacct.model import Family, Network, unpack
@@ -283,12 +284,12 @@ def _transfer(node: Subject, family: Family, size: int) -> None:
     with inside(node.lab.name("poda")):
         client = socket.socket(kind, socket.SOCK_STREAM)
     with server, client:
-        server.settimeout(5)
-        client.settimeout(5)
+        server.settimeout(PATIENCE)
+        client.settimeout(PATIENCE)
         client.connect(server.getsockname()[:2])
         accepted, _ = server.accept()
         with accepted:
-            accepted.settimeout(5)
+            accepted.settimeout(PATIENCE)
             left, data = size, b"t" * 65536
             while left:
                 sent = client.send(data[:left])

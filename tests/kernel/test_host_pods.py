@@ -16,7 +16,7 @@ import pytest
 import support
 from agentlab import AgentLab, agent_lab, until
 from cgrouplab import LEVEL, Cgroups, Worker, cgroups
-from support import HEADERS, NODE, PEER, Netns, Node, eventually, key
+from support import HEADERS, NODE, PATIENCE, PEER, Netns, Node, eventually, key
 
 from netacct.errors import MissingFeatureError
 from netacct.identity.host_pods import tree_root
@@ -101,7 +101,8 @@ def lab(node: Node) -> Iterator[Lab]:
 def udp(worker: Worker, family: Family, port: int = 5000) -> None:
     """Give a worker a UDP socket `s` at the node's address."""
     worker.do(
-        f"s = socket.socket({INETS[family]}, socket.SOCK_DGRAM); s.settimeout(5); s.bind(({NODE[family]!r}, {port}))"
+        f"s = socket.socket({INETS[family]}, socket.SOCK_DGRAM); s.settimeout({PATIENCE})\n"
+        f"s.bind(({NODE[family]!r}, {port}))"
     )
 
 
@@ -205,11 +206,11 @@ def test_a_connection_to_a_pod_is_the_pods_but_for_two_packets(lab: Lab, family:
     worker, witness = lab.groups.worker(UID), Witness(lab.node.peer)
     worker.do(
         f"l = socket.socket({INETS[family]}); l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
-        f"l.bind(({NODE[family]!r}, 5000)); l.listen(); l.settimeout(5)"
+        f"l.bind(({NODE[family]!r}, 5000)); l.listen(); l.settimeout({PATIENCE})"
     )
-    peer = lab.node.peer.run(lambda: socket.create_connection((NODE[family], 5000), 5))
+    peer = lab.node.peer.run(lambda: socket.create_connection((NODE[family], 5000), PATIENCE))
     with peer:
-        worker.do("s, _ = l.accept(); s.settimeout(5); s.sendall(bytes(300000))")
+        worker.do(f"s, _ = l.accept(); s.settimeout({PATIENCE}); s.sendall(bytes(300000))")
         peer.sendall(bytes(200000))
         _read(peer, 300000)
         worker.do("n = 0\nwhile n < 200000: n += len(s.recv(200000))")
@@ -228,11 +229,11 @@ def test_a_connection_from_a_pod_is_all_the_pods(lab: Lab, family: Family) -> No
     """A connection that a pod makes and closes in order is the pod's from the SYN to the last ACK."""
     worker, witness = lab.groups.worker(UID), Witness(lab.node.peer)
     with lab.node.peer.run(lambda: socket.create_server((PEER[family], 5001), family=_inet(family))) as server:
-        server.settimeout(5)
-        worker.do(f"s = socket.create_connection(({PEER[family]!r}, 5001), 5); s.sendall(bytes(300000))")
+        server.settimeout(PATIENCE)
+        worker.do(f"s = socket.create_connection(({PEER[family]!r}, 5001), {PATIENCE}); s.sendall(bytes(300000))")
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(5)
+            connection.settimeout(PATIENCE)
             _read(connection, 300000)
             worker.do("s.shutdown(socket.SHUT_WR)")
             assert not connection.recv(1)
@@ -247,8 +248,8 @@ def test_what_comes_after_the_socket_is_the_hosts(lab: Lab, family: Family) -> N
     """Data for a connection that its pod has closed, and the RST that answers it, have no full socket any more."""
     worker = lab.groups.worker(UID)
     with lab.node.peer.run(lambda: socket.create_server((PEER[family], 5001), family=_inet(family))) as server:
-        server.settimeout(5)
-        worker.do(f"s = socket.create_connection(({PEER[family]!r}, 5001), 5)")
+        server.settimeout(PATIENCE)
+        worker.do(f"s = socket.create_connection(({PEER[family]!r}, 5001), {PATIENCE})")
         connection, _ = server.accept()
         with connection:
             lab.news()
@@ -290,7 +291,7 @@ def test_a_ping_is_the_pods_and_its_answer_the_hosts(lab: Lab, family: Family) -
     worker = lab.groups.worker(UID)
     kind, protocol = (8, "IPPROTO_ICMP") if family == 4 else (128, "IPPROTO_ICMPV6")
     checksum = 0xFFFF - (kind << 8) - 7 if family == 4 else 0  # that of ICMPv6 the kernel fills in
-    worker.do(f"s = socket.socket({INETS[family]}, socket.SOCK_RAW, socket.{protocol}); s.settimeout(5)")
+    worker.do(f"s = socket.socket({INETS[family]}, socket.SOCK_RAW, socket.{protocol}); s.settimeout({PATIENCE})")
     worker.do(f"s.sendto(struct.pack('!BBHHH', {kind}, 0, {checksum}, 7, 0), ({PEER[family]!r}, 0)); s.recv(200)")
     size = HEADERS[family]
     assert lab.news() == {("pod", "transmit"): (size, 1), ("host", "receive"): (size, 1)}

@@ -171,7 +171,7 @@ def test_an_interface_whose_name_resembles_lo_is_counted(netns: Netns, datapath:
         sender = netns.socket(6, "2001:db8:7::1", 0)
         receiver = peer.socket(6, "2001:db8:7::2")
         with sender, receiver:
-            receiver.settimeout(5)
+            receiver.settimeout(support.PATIENCE)
             sender.sendto(b"x" * 100, ("2001:db8:7::2", support.PORT))
             receiver.recv(200)
 

@@ -268,7 +268,7 @@ def test_the_lock_is_waited_for_and_its_holder_named() -> None:
                 datapath.install(plan())
             assert "IPv4: table mangle is missing" in datapath.verify()
             holder.stdin.close()
-            holder.wait(timeout=10)
+            holder.wait(support.PATIENCE)
             datapath.install(plan())
             assert datapath.verify() == []
 

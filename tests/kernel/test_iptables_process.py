@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("netns")]
 def python(code: str, *prefix: str) -> subprocess.CompletedProcess[str]:
     """Run a Python program in a process of its own."""
     command = [*prefix, sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_libraries_are_loaded_late_and_without_setuptools() -> None:
@@ -100,7 +100,7 @@ def test_writers_without_the_lock_delay_but_do_not_stop_us(netns: Netns) -> None
         append = "env XTABLES_LOCKFILE=/dev/null iptables-legacy -t mangle -A BUSY -p tcp"
         try:
             for _ in range(60):  # it is refused, too, where we were in between
-                sh(f"for attempt in $(seq 20); do {append} && exit 0; done; exit 1")
+                sh(f"for attempt in $(seq 200); do {append} && exit 0; done; exit 1")
         finally:
             done.set()
 

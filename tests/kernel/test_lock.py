@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support import PATIENCE
 
 from netacct.errors import LockTimeoutError, PermissionRefusedError
 from netacct.kernel.lock import DEFAULT_PATH, lock_path, xtables_lock
@@ -52,15 +53,15 @@ def test_a_waiter_gets_the_lock_when_it_is_free(path: Path) -> None:
     def first() -> None:
         with xtables_lock():
             held.set()
-            release.wait(5)
+            release.wait(PATIENCE)
 
     def second() -> None:
-        with xtables_lock(5):
+        with xtables_lock(PATIENCE):
             got.set()
 
     threads = [threading.Thread(target=body) for body in (first, second)]
     threads[0].start()
-    assert held.wait(5)
+    assert held.wait(PATIENCE)
     threads[1].start()
     assert not got.wait(0.1)
     release.set()

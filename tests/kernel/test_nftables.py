@@ -342,7 +342,7 @@ def test_cpus_that_race_for_a_new_address_lose_no_packet(node: support.Node) -> 
     datapath = NftablesDatapath()
     datapath.install(plan(local=("10.244.0.0/16",), capacity=4096))
     for sender in _spoof(node, "10.244.16.0", 2000, 2):
-        assert sender.wait(30) == 0
+        assert sender.wait(support.PATIENCE) == 0
     found = {ip: count for (key, ip), count in counted(datapath.read()).items() if key == tx(4, "internet")}
     first = int(ipaddress.IPv4Address("10.244.16.0"))
 

@@ -106,7 +106,7 @@ def test_a_restart_without_the_server(node: support.Node, lab: AgentLab) -> None
 
         def silent(_: Asked) -> Reply:
             """Say nothing for longer than anybody waits."""
-            server.stopping.wait(30)
+            server.stopping.wait(600)
             return Reply("", 503)
 
         server.answer = silent

@@ -35,14 +35,14 @@ def attach(netns: support.Netns, name: str, *addresses: str, kind: str = "veth")
 class Follower:
     """A running provider and what it told."""
 
-    def __init__(self, *, any_veth: bool = False, poll: float = 60.0) -> None:
+    def __init__(self, *, any_veth: bool = False, poll: float = 3600.0) -> None:
         self.told: queue.Queue[tuple[Network, ...]] = queue.Queue()
         self.provider = RtnetlinkRanges(any_veth=any_veth, poll=poll)
         self.first = texts(self.provider.start(self.told.put))
 
     def next(self) -> list[str]:
         """All ranges after the next change."""
-        return texts(self.told.get(timeout=2))
+        return texts(self.told.get(timeout=support.PATIENCE))
 
     def until(self, ranges: list[str]) -> None:
         """Wait until these are the ranges: several changes at once may be told one by one."""
@@ -71,7 +71,7 @@ def follow() -> Iterator[Follow]:
     """Makes followers, in the namespace of the caller, and stops them."""
     made: list[Follower] = []
 
-    def start(*, any_veth: bool = False, poll: float = 60.0) -> Follower:
+    def start(*, any_veth: bool = False, poll: float = 3600.0) -> Follower:
         made.append(Follower(any_veth=any_veth, poll=poll))
         return made[-1]
 
@@ -196,7 +196,7 @@ def test_a_poll_finds_what_no_message_told(
     def deaf(groups: int = 0) -> socket.socket:
         """Subscribed to nothing."""
         made = connect()
-        made.settimeout(0.0 if groups else 5.0)
+        made.settimeout(0.0 if groups else support.PATIENCE)
         return made
 
     monkeypatch.setattr(rtnetlink, "connect", deaf)

@@ -18,7 +18,6 @@ from netacct.rtnetlink import Message, Overrun
 
 pytestmark = pytest.mark.kernel
 
-LATENCY = 2.0
 POD = Pod("team-a", "train-0", "u0")
 V4, V6 = "10.1.2.3", "fd00::3"
 
@@ -42,18 +41,18 @@ def attach(netns: support.Netns, name: str, *addresses: str) -> None:
 class Follower:
     """A running source and what it said."""
 
-    def __init__(self, *known: Observation, poll: float = 60.0) -> None:
+    def __init__(self, *known: Observation, poll: float = 3600.0) -> None:
         self.events: queue.Queue[SourceEvent] = queue.Queue()
         self.source = VethSource(poll)
         self.source.learn(Replace("cni", known, 2.0))
         self.source.start(self.events.put)
-        first = self.events.get(timeout=LATENCY)
+        first = self.events.get(timeout=support.PATIENCE)
         assert isinstance(first, Replace)
         self.first = first.observations
 
     def next(self) -> list[tuple[str, str, bool]]:
         """The next event: address, sandbox and presence of each observation."""
-        event = self.events.get(timeout=LATENCY)
+        event = self.events.get(timeout=support.PATIENCE)
         assert isinstance(event, Update)
         return words(event.observations)
 
@@ -79,7 +78,7 @@ def follow() -> Iterator[Follow]:
     """Makes followers, in the namespace of the caller, and stops them."""
     made: list[Follower] = []
 
-    def start(*known: Observation, poll: float = 60.0) -> Follower:
+    def start(*known: Observation, poll: float = 3600.0) -> Follower:
         made.append(Follower(*known, poll=poll))
         return made[-1]
 

@@ -104,7 +104,8 @@ def test_what_an_unconnected_socket_gets_has_no_owner_yet(groups: Cgroups, famil
     assert not commit(family, f"INPUT -m cgroup --path {groups.path(UID)}")
     worker = groups.worker(UID)
     worker.do(
-        f"s = socket.socket({INETS[family]}, socket.SOCK_DGRAM); s.settimeout(5); s.bind(({NODE[family]!r}, 5000))"
+        f"s = socket.socket({INETS[family]}, socket.SOCK_DGRAM); s.settimeout({support.PATIENCE})\n"
+        f"s.bind(({NODE[family]!r}, 5000))"
     )
     with node.peer.socket(family, PEER[family]) as peer:
         peer.sendto(bytes(100), (NODE[family], 5000))
