@@ -147,8 +147,11 @@ def _auto_or_absolute(text: str) -> str:
 
 def _kubelet_url(text: str) -> str:
     """`auto`, or https://HOST[:PORT]: a token never goes anywhere unencrypted. Else raises ValueError."""
-    if text != "auto" and not re.fullmatch(r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?/?", text):
+    match = re.fullmatch(r"https://(?:[A-Za-z0-9.-]+|\[([0-9A-Fa-f:.]+)\])(?::(\d{1,5}))?/?", text)
+    if text != "auto" and (match is None or not 0 < int(match[2] or 1) < 65536):
         raise ValueError(text)
+    if match and match[1]:
+        ipaddress.IPv6Address(match[1])
     return text.rstrip("/")
 
 

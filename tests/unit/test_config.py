@@ -106,6 +106,13 @@ def test_the_effective_list_is_plain(tmp_path: Path) -> None:
         ("ranges: {cni: {directories: [/a, /a]}}", r"directories\[1\]: '/a' is listed twice"),
         ("identity: {sources: [file, file]}", r"sources\[1\]: 'file' is listed twice"),
         ("identity: {sources: [kubelets]}", r"'kubelets' is not a valid value \(allowed: auto, .*, veth, apiserver\)"),
+        (
+            "identity: {kubelet: {url: 'http://127.0.0.1:10250'}}",
+            r"kubelet.url: 'http.* not .* \(allowed: auto, or https",
+        ),
+        ("identity: {kubelet: {url: 'https://n:99999'}}", r"kubelet.url: 'https://n:99999' is not a valid value"),
+        ("identity: {kubelet: {url: 'https://[12345]'}}", r"kubelet.url: 'https://\[12345\]' is not a valid value"),
+        ("identity: {kubelet: {key_file: /k}}", r"kubelet.key_file: there is no .* \(allowed: with certificate_file\)"),
         ("identity: {late_binding: 2h}", "late_binding: 2h is out of range"),
         ("identity: {file: {path: pods.yaml}}", r"'pods.yaml' is not a valid value \(allowed: an absolute path\)"),
         ("marks: {mode: maybe}", "'maybe' is not a valid value"),
