@@ -232,8 +232,8 @@ def examine(
     if (values["host_pods"], values["datapath"]) == ("cgroup", "iptables"):
         errors.append(nodes["host_pods"].error("iptables cannot tell hostNetwork pods apart", "datapath: nftables"))
     if values["identity.kubelet.key_file"] and not values["identity.kubelet.certificate_file"]:
-        key = nodes["identity.kubelet.key_file"]
-        errors.append(key.error("there is no certificate for this key", "with certificate_file"))
+        lone = nodes["identity.kubelet.key_file"]
+        errors.append(lone.error("there is no certificate for this key", "with certificate_file"))
     errors.sort(key=lambda error: (error.line or 0, error.key))
     return _build(values, origins), errors
 
