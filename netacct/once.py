@@ -50,7 +50,8 @@ def apply(config: Config) -> list[str]:
     agent.found_cluster(sources.cluster_ranges(config, local.facts)[0])
     found = agent.start(own_addresses(), sources.once(config))
     if datapath.name in there:
-        return [f"repaired: {words}" for words in found]
+        gone = [f"took away rules and counters of the datapath {name}" for name in there - {datapath.name}]
+        return [*gone, *(f"repaired: {words}" for words in found)]
     return [f"moved from {name} to {datapath.name}" for name in there] or ["installed"]
 
 

@@ -63,7 +63,7 @@ def ours(name: str, known: Modules | None = None) -> bool:
     known = known or modules.look()
     if name == NFTABLES:
         return any(table == nft.TABLE for _, table in _nft_tables(known))
-    if any(name.startswith(CHAIN_PREFIX) for table in _legacy_tables() for name in table.chains):
+    if any(name.startswith(CHAIN_PREFIX) for table in _legacy_tables(_MANGLE) for name in table.chains):
         return True
     if known.sleeps("ip_set"):
         return False

@@ -25,8 +25,8 @@ NEW_TABLE, GET_TABLE, DEL_TABLE, NEW_CHAIN, GET_CHAIN, DEL_CHAIN, NEW_RULE, GET_
 NEW_SET, GET_SET, DEL_SET, NEW_ELEMENTS, GET_ELEMENTS, DEL_ELEMENTS = range(9, 15)
 GET_GENERATION, NEW_OBJECT, GET_OBJECT, DEL_OBJECT = 16, 18, 19, 20
 
-OWNER, PERSIST = 2, 4
-"""NFT_TABLE_F_*: only the socket that made it may change the table; and the table outlives that socket."""
+DORMANT, OWNER, PERSIST = 1, 2, 4
+"""NFT_TABLE_F_*: a table's chains hang nowhere; only the socket that made it may change it; it outlives that socket."""
 
 SET_MAP, SET_EVAL = 8, 32
 """NFT_SET_*: elements have data; packets may add elements."""
@@ -98,7 +98,7 @@ def text(value: str) -> bytes:
 
 
 def new_table(family: Family, flags: int) -> Message:
-    """Make the table, or take on one that is nobody's (OWNER | PERSIST over PERSIST)."""
+    """Make the table, take on one that is nobody's (OWNER | PERSIST over PERSIST), or wake one (without DORMANT)."""
     body = attribute(TABLE_NAME, text(TABLE)) + attribute(TABLE_FLAGS, u32(flags))
     return Message(NEW_TABLE, _CREATE, family, body, f"make table {TABLE}")
 

@@ -19,7 +19,7 @@ from netacct.kernel import nft_chains, nft_layout, nft_sets
 from netacct.kernel import nft_messages as nft
 from netacct.kernel.base import Keep, keep_nothing
 from netacct.kernel.nft_layout import Layout
-from netacct.kernel.nft_messages import OWNER, PERSIST, TABLE, Message, element
+from netacct.kernel.nft_messages import DORMANT, OWNER, PERSIST, TABLE, Message, element
 from netacct.kernel.nft_reader import NftReader
 from netacct.kernel.nft_sets import Members, NftSets, Present
 from netacct.kernel.nft_writer import NftWriter, RefusedError
@@ -182,6 +182,8 @@ class NftablesDatapath:
             raise DatapathError(f"{_TABLES[family]} belongs to another running process (netlink port {table.owner})")
         elif table.flags & (OWNER | PERSIST) == PERSIST:
             writer.commit([nft.new_table(family, OWNER | PERSIST)])
+        elif table.flags & DORMANT:
+            writer.commit([nft.new_table(family, table.flags & ~DORMANT)])
 
     def _only_ours(self) -> bool:
         """Whether nobody else can have changed our tables since this object opened its socket."""
@@ -303,6 +305,8 @@ class NftablesDatapath:
         found = []
         if self._writer is not None and table.flags & PERSIST and table.owner != self._writer.port:
             found.append(f"{_TABLES[family]} is not ours any more")
+        if table.flags & DORMANT:
+            found.append(f"{_TABLES[family]} is dormant, so that nothing counts")
         present = nft_sets.look(self._reader, family)
         found += self._sets[family].differences(present, self._members(family))
         return found + nft_chains.differences(self._reader, layout, self._sets[family].names, present)

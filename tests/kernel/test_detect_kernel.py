@@ -140,6 +140,14 @@ def test_a_part_of_ours_is_ours(netns: Netns, remains: str) -> None:
     assert detect_look.ours(IPTABLES)
 
 
+def test_names_like_ours_elsewhere_are_not_ours(netns: Netns) -> None:
+    """Chains and sets that only begin as ours do, where we put none, are nobody's business: no removal would end."""
+    assert netns
+    sh("iptables-legacy -t filter -N NETACCT-TX", "ipset create nacc4-mine hash:ip", "nft add table inet netacct")
+    assert not detect_look.ours(IPTABLES)
+    assert not detect_look.ours(NFTABLES)
+
+
 def test_a_missing_library_makes_auto_choose_nftables(
     netns: Netns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,25 @@ def test_a_table_that_anybody_may_change_is_adopted_and_mended(netns: support.Ne
     datapath.close()
 
 
+def test_a_dormant_table_is_woken(netns: support.Netns) -> None:
+    """A table that somebody made dormant, where the kernel lets him, counts nothing; that is seen and mended."""
+    del netns
+    support.sh("nft 'table ip netacct { flags dormant; }'")
+    datapath = NftablesDatapath()
+    datapath.install(plan())
+    assert datapath.verify() == []
+    support.sh("nft 'table ip netacct { flags dormant; }'")
+    found = datapath.verify()
+    datapath.install(plan())
+    table = datapath._reader.table(4)
+
+    assert found == ["IPv4: table ip netacct is dormant, so that nothing counts"]
+    assert table is not None
+    assert table.flags == 0
+    assert datapath.verify() == []
+    datapath.close()
+
+
 def test_an_older_kernel_gets_a_plain_table(netns: support.Netns, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel refuses the flags of a persistent owner, the table is made without them."""
     del netns
