@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from netacct import clock
+from netacct.errors import NetacctError
 from netacct.identity import grpc_messages
 from netacct.identity.grpc_calls import Caller, CallError, Connection
 from netacct.identity.kube_pod import addresses
@@ -130,7 +131,7 @@ class CriSource:
         request.filter.state.state = _READY  # READY is 0: to set it makes the filter be there, which is what counts
         data = connection.unary(_LIST, request.SerializeToString(), SECONDS)
         found: dict[str, tuple[Observation, ...]] = {}
-        for sandbox in grpc_messages.decode(types["ListPodSandboxResponse"], data).items:
+        for sandbox in _decode(connection, "ListPodSandboxResponse", data).items:
             if sandbox.state == _READY and sandbox.id:
                 known = self._known.get(sandbox.id)
                 found[sandbox.id] = self._look(connection, sandbox, at) if known is None else known
@@ -149,7 +150,7 @@ class CriSource:
             if error.code in _NOBODY:
                 raise
             return ()  # it is gone, or broken
-        status = grpc_messages.decode(types["PodSandboxStatusResponse"], data).status
+        status = _decode(connection, "PodSandboxStatusResponse", data).status
         if status.state != _READY:
             return ()
         ips: tuple[Address, ...] = (WHOLE,)
@@ -161,6 +162,14 @@ class CriSource:
         if created < 0:  # before this boot, or before somebody set the clock
             created = UNBOUNDED
         return tuple(Observation(SOURCE, ip, pod, sandbox.id, created, at) for ip in ips)
+
+
+def _decode(connection: Connection, name: str, data: bytes) -> Any:
+    """A message of a runtime. Raises NetacctError where it is none."""
+    try:
+        return grpc_messages.decode(grpc_messages.cri()[name], data)
+    except ValueError as error:
+        raise NetacctError(f"{connection.path}: what it answers is {error}") from error
 
 
 def _sockets(paths: Sequence[str]) -> list[str]:

@@ -203,7 +203,8 @@ def test_garbage(path: Path, ask: Ask) -> None:
     methods = {"ListPodSandbox": lambda _request, _context: b"\x0a\xff\xff"}
     with Server(path, "runtime.v1.RuntimeService", methods, {}):
         asker = ask(path)
-        assert "ListPodSandboxResponse" in asker.until(lambda health: "no " in health.reason).reason
+        reason = asker.until(lambda health: "no " in health.reason).reason
+        assert reason == f"{path}: what it answers is no ListPodSandboxResponse"
         assert asker.events.empty()
         asker.source.stop()
 
