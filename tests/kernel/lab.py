@@ -155,7 +155,7 @@ def counters(lab: Lab) -> dict[str, dict[str, tuple[int, int]]]:
 def _wait_for_silence(lab: Lab) -> None:
     """Let the reports of multicast membership pass that new addresses cause."""
     before = ""
-    for _ in range(20):
+    for _ in range(300):
         time.sleep(0.2)
         now = lab.run("node", "cat", "/proc/net/dev")
         if now == before:

@@ -23,6 +23,7 @@ import pytest
 from conformance import DATAPATHS, DYNAMIC, Counted, Subject, at, counted, expected, place, plan, since
 from flows import FLOWS, HEADERS, MARKS, OWN, POLICY, REPLY, REQUEST, REQUESTS, talk
 from lab import ADDRESSES, PODS, Lab, topology
+from support import eventually
 
 from netacct.kernel.nftables import NftablesDatapath
 from netacct.kernel.plan import Plan, build
@@ -112,11 +113,11 @@ def test_policy_changes_under_traffic_lose_nothing(node: Subject, family: Family
     with _Sender(node.lab, family, "poda") as sender:
         for turn in range(10):
             node.install(_with_storage() if turn % 2 == 0 else plan())
-            time.sleep(0.02)
+            before = sender.sent
+            eventually(lambda: sender.sent > before + 5)  # noqa: B023 -- called before the next turn
     total = node.total()
     sent = (sender.sent * (100 + HEADERS[family]), sender.sent)
 
-    assert sender.sent > 50
     assert _of_pod(total, family, "poda", "tx") == sent
     assert {place(family, "tx-internet poda"), place(family, "tx-storage poda")} <= total.keys()
     assert node.verify() == []
@@ -266,7 +267,7 @@ print("begins", flush=True)
 for turn in range(int(sys.argv[2])):
     datapath.install(plan(*DYNAMIC) if turn % 2 else plan())
 print("installed", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

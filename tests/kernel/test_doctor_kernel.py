@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from netacct.cli import main
 from netacct.control import LOCK, SOCKET, ask
 from netacct.doctor import checks, gather
 from netacct.doctor.finding import Finding
+from netacct.doctor.look import process as looking
 from netacct.doctor.look.process import flock_on
 from netacct.errors import NetacctError
 from netacct.identity.host_pods import tree_root
@@ -85,7 +87,7 @@ def agent(path: str) -> Iterator[subprocess.Popen[bytes]]:
             return False
 
     try:
-        support.eventually(answers, 20)
+        support.eventually(answers)
         yield process
     finally:
         process.kill()
@@ -111,7 +113,7 @@ def test_nothing_is_found_where_netacct_was_never_set_up() -> None:
     if os.geteuid():
         pytest.skip("network namespaces need root")
     script = f"mount -t tmpfs none /run && exec {NETACCT} doctor -o json"
-    done = subprocess.run(["unshare", "-nm", "sh", "-c", script], capture_output=True, check=False, timeout=30)
+    done = subprocess.run(["unshare", "-nm", "sh", "-c", script], capture_output=True, check=False, timeout=60)
     assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, [], b"")
 
 
@@ -394,28 +396,48 @@ def test_who_holds_the_lock_and_for_how_long(netns: support.Netns, settings: str
     """A lock that is held all the time is reported with holder, command, waiters, and bounds of the time."""
     del netns
     lock = os.environ["XTABLES_LOCKFILE"]
-    holder = subprocess.Popen(["flock", "-x", lock, "sleep", "60"], start_new_session=True)
+    holder = subprocess.Popen(["flock", "-x", lock, "sleep", "600"], start_new_session=True)
     support.eventually(lambda: flock_on(Path(lock)))
     waiter = subprocess.Popen(["flock", "-x", lock, "true"])
     try:
         support.eventually(lambda: flock_on(Path(lock)) == (holder.pid, 1))
         (item,) = examine(settings)
         assert item.name == "xtables-lock-held"
-        assert f"process {holder.pid} (flock) has held {lock} for at least 0." in item.what
+        assert f"process {holder.pid} (flock) has held {lock} for at least " in item.what
+        bounds = re.search(r"for at least ([0-9.]+) s, and for ([0-9]+) s at most", item.what)
+        assert bounds is not None
+        assert looking.WATCH <= float(bounds[1]) <= int(bounds[2]) + 1
         assert "; 1 waiting" in item.what
     finally:
         os.killpg(holder.pid, signal.SIGKILL)  # the group that was made above: flock and its sleep
         holder.wait()
-        waiter.wait(10)
+        waiter.wait(support.PATIENCE)
     assert names(settings) == []
 
 
-def test_a_lock_that_is_held_for_a_moment_is_no_fault(netns: support.Netns, settings: str) -> None:
+def test_a_lock_that_is_held_for_a_moment_is_no_fault(
+    netns: support.Netns, settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A writer that has the lock when the doctor looks, and gives it back soon, is not reported."""
     del netns
-    holder = subprocess.Popen(["flock", "-x", os.environ["XTABLES_LOCKFILE"], "sleep", "0.3"])
-    assert names(settings) == []
-    holder.wait()
+    lock = Path(os.environ["XTABLES_LOCKFILE"])
+    looks: list[looking.Lock | None] = []
+
+    def look(path: Path) -> looking.Lock | None:
+        """As the doctor's own; after the second one the writer is done."""
+        if path != lock:
+            return flock_on(path)
+        looks.append(flock_on(path))
+        if len(looks) == 2:
+            holder.communicate()
+        return looks[-1]
+
+    with subprocess.Popen(["flock", "-x", str(lock), "cat"], stdin=subprocess.PIPE) as holder:
+        support.eventually(lambda: flock_on(lock))
+        monkeypatch.setattr(looking, "flock_on", look)
+        monkeypatch.setattr(looking, "watch", partial(looking.watch, seconds=3600.0))
+        assert names(settings) == []
+    assert [found and found.pid for found in looks] == [holder.pid, holder.pid, None]
 
 
 def test_a_lock_file_that_cannot_be_made_is_found(
@@ -453,13 +475,11 @@ def test_an_agent_that_was_told_to_remove_its_rules_is_paused(netns: support.Net
 
 
 def test_an_agent_that_hangs_is_found_in_time(netns: support.Netns, settings: str) -> None:
-    """A stopped agent is reported within seconds, with its process."""
+    """A stopped agent is reported, and not waited for until it goes on; with its process."""
     del netns
     with agent(settings) as process:
         process.send_signal(signal.SIGSTOP)
-        begin = time.monotonic()
         found = examine(settings)
-        assert time.monotonic() - begin < 10
         assert [(item.name, item.where) for item in found] == [("agent-not-answering", f"process {process.pid}")]
 
 
@@ -482,9 +502,9 @@ def test_a_lock_without_an_agent_behind_it_is_found(netns: support.Netns, settin
     del netns
     state = Path(config.load(settings).state_dir)
     state.mkdir(mode=0o700)
-    holder = subprocess.Popen(["flock", "-x", str(state / LOCK), "sleep", "60"], start_new_session=True)
+    holder = subprocess.Popen(["flock", "-x", str(state / LOCK), "sleep", "600"], start_new_session=True)
     try:
-        support.eventually(lambda: names(settings) == ["agent-not-answering"], 20)
+        support.eventually(lambda: names(settings) == ["agent-not-answering"])
     finally:
         os.killpg(holder.pid, signal.SIGKILL)  # the group that was made above
         holder.wait()
@@ -498,7 +518,7 @@ def test_the_agent_reports_what_it_cannot_repair_yet(netns: support.Netns, setti
         support.sh("iptables-legacy -t mangle -I FORWARD -j ACCEPT")
         assert names(settings) == ["agent-not-answering", "rules-shadowed"]
         process.send_signal(signal.SIGCONT)
-        support.eventually(lambda: names(settings) == [], 30)
+        support.eventually(lambda: names(settings) == [])
 
 
 def test_a_pod_without_host_network_is_recognised(
@@ -518,7 +538,7 @@ def test_missing_capabilities_are_named(netns: support.Netns, settings: str) -> 
     del netns
     support.sh("iptables-legacy -t mangle -N other")
     command = ["setpriv", "--bounding-set=-net_raw", NETACCT, "doctor", "-o", "json", "--config.file", settings]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
     found = [(item["name"], item["where"]) for item in json.loads(done.stdout)]
     assert found[0] == ("capability-missing", "this process")
     assert {name for name, _ in found[1:]} == {"could-not-look"}
@@ -544,7 +564,7 @@ def test_a_state_directory_that_will_not_do_is_found(
     state = Path(config.load(settings).state_dir)
     state.mkdir(mode=0o700)
     script = f"{prepare.format(dir=state)} && exec {NETACCT} doctor -o json --config.file {settings}"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, check=False, timeout=30)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, check=False, timeout=60)
     assert [item["name"] for item in json.loads(done.stdout)] == [name], done.stderr
 
 
@@ -630,7 +650,7 @@ def test_a_cgroup_tree_that_is_not_mounted_is_found(netns: support.Netns, settin
     Path(settings).write_text(text.replace("datapath: iptables", "datapath: nftables\nhost_pods: cgroup"))
     assert examine(settings) == []
     script = f"umount -l {tree_root()} && exec {NETACCT} doctor -o json --config.file {settings}"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, check=False, timeout=30)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, check=False, timeout=60)
     found = [(item["name"], item["severity"], item["where"]) for item in json.loads(done.stdout)]
     assert found == [("host-pods-not-told-apart", "warning", "mounts")], done.stderr
 
@@ -638,7 +658,7 @@ def test_a_cgroup_tree_that_is_not_mounted_is_found(netns: support.Netns, settin
 def npd(*arguments: str, wrapper: tuple[str, ...] = ()) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the command as a plugin of node-problem-detector."""
     command = [*wrapper, NETACCT, "doctor", "-o", "npd", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 
