@@ -28,6 +28,7 @@ PROVIDER = "aws"
 URLS = ("http://169.254.169.254", "http://[fd00:ec2::254]")
 
 _TOKEN_PATH = "/latest/api/token"  # noqa: S105 -- a path
+_TOKEN_SIZE = 4096
 _TOKEN_TTL = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}  # six hours, the longest there is
 _MACS = "/latest/meta-data/network/interfaces/macs/"
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
@@ -54,7 +55,10 @@ class Aws:
         """All interfaces. Raises UnansweredError."""
         ranges: list[Network] = []
         facts: dict[Fact, None] = {}
-        for line in self._lines(client, _MACS):
+        lines = self._lines(client, _MACS)
+        if not lines:
+            raise UnansweredError("the answer names no interface")
+        for line in lines:
             mac = line.rstrip("/")
             if not _MAC.fullmatch(mac):
                 raise UnansweredError(f"the answer has {line!r:.60} in place of a MAC address")
@@ -81,12 +85,19 @@ class Aws:
         for _ in range(2):
             if not self._token:
                 answer = client.request(_TOKEN_PATH, _TOKEN_TTL, method="PUT")
-                self._token = body(answer).decode(errors="replace").strip()
+                self._token = _checked(body(answer).decode(errors="replace").strip())
             answer = client.request(path, {"X-aws-ec2-metadata-token": self._token})
             if answer.status != 401:
                 break
             self._token = ""  # it has expired, or the instance was moved
         return answer
+
+
+def _checked(token: str) -> str:
+    """The token, which goes into a header. Raises UnansweredError for what is none, and does not show it."""
+    if not token.isascii() or not token.isprintable() or not 0 < len(token) <= _TOKEN_SIZE:
+        raise UnansweredError("the answer is no token")
+    return token
 
 
 def provider(urls: tuple[str, ...] = URLS) -> MetadataRanges:

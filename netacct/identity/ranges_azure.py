@@ -19,6 +19,7 @@ from netacct.identity.ranges_metadata import (
     MetadataRanges,
     UnansweredError,
     document,
+    interfaces,
     members,
     network,
     poll_pause,
@@ -55,7 +56,7 @@ def _read(answer: object) -> tuple[tuple[Network, ...], tuple[Fact, ...]]:
         raise UnansweredError("the answer has no list of interfaces")
     ranges: list[Network] = []
     facts: list[Fact] = []
-    for number, interface in enumerate(members(answer["interface"], "list of interfaces")):
+    for number, interface in enumerate(interfaces(answer["interface"])):
         for family in ("ipv4", "ipv6"):
             part = interface.get(family) or {}
             if not isinstance(part, dict):

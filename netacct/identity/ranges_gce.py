@@ -19,7 +19,7 @@ from netacct.identity.ranges_metadata import (
     MetadataRanges,
     UnansweredError,
     document,
-    members,
+    interfaces,
     network,
     poll_pause,
 )
@@ -83,10 +83,10 @@ def provider(urls: tuple[str, ...] = URLS) -> MetadataRanges:
     return MetadataRanges(Gce(), MetadataClient(urls))
 
 
-def _read(interfaces: object) -> tuple[tuple[Network, ...], tuple[Fact, ...]]:
+def _read(answer: object) -> tuple[tuple[Network, ...], tuple[Fact, ...]]:
     ranges: list[Network] = []
     facts: list[Fact] = []
-    for number, interface in enumerate(members(interfaces, "list of interfaces")):
+    for number, interface in enumerate(interfaces(answer)):
         aliases = interface.get("ipAliases") or []
         if not isinstance(aliases, list):
             raise UnansweredError("the answer's ipAliases is no list")

@@ -182,11 +182,19 @@ def document(answer: Answer) -> Any:
 def network(text: object) -> Network:
     """A CIDR, or an address as /32 or /128; bits behind the prefix are dropped. Raises UnansweredError."""
     try:
-        if isinstance(text, str):
+        if isinstance(text, str) and "%" not in text:  # Python would keep a zone
             return ipaddress.ip_network(text, strict=False)
     except ValueError:
         pass
     raise UnansweredError(f"the answer has {text!r:.60} in place of an address")
+
+
+def interfaces(value: object) -> list[dict[str, Any]]:
+    """The interfaces of this machine. Raises UnansweredError where there are none, for without one nobody asks."""
+    found = members(value, "list of interfaces")
+    if not found:
+        raise UnansweredError("the answer names no interface")
+    return found
 
 
 def members(value: object, what: str) -> list[dict[str, Any]]:

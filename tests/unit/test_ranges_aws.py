@@ -182,11 +182,23 @@ def test_garbage_is_no_answer(interfaces: Mapping[str, Mapping[str, str]]) -> No
         ask(interfaces)
 
 
-def test_a_token_that_cannot_be_a_header() -> None:
-    """A token with a line break in it, which would forge a header, is never sent."""
-    with serving(lambda _: Reply("a\r\nHost: b")) as server:
+@pytest.mark.parametrize("body", ["", " \n"])
+@pytest.mark.parametrize("status", [200, 404])
+def test_a_service_that_names_no_interface(status: int, body: str) -> None:
+    """An instance has interfaces: that there are none is no answer, and takes nothing back."""
+    with serving(lambda asked: Reply("token") if asked.method == "PUT" else Reply(body, status)) as server:
         client = MetadataClient([server.url])
-        with pytest.raises(UnansweredError):
+        with pytest.raises(UnansweredError, match="names no interface"):
+            Aws().ask(client)
+        client.close()
+
+
+@pytest.mark.parametrize("token", ["a\r\nHost: b", "", "\N{EURO SIGN}", "x" * 100_000])
+def test_a_token_that_cannot_be_a_header(token: str) -> None:
+    """A token with a line break, which would forge a header, or another that is none, is never sent or shown."""
+    with serving(lambda _: Reply(token)) as server:
+        client = MetadataClient([server.url])
+        with pytest.raises(UnansweredError, match=r"^the answer is no token$"):
             Aws().ask(client)
         client.close()
     assert [asked.method for asked in server.asked] == ["PUT"]

@@ -93,6 +93,8 @@ def test_an_interface_without_addresses(missing: dict[str, Any]) -> None:
         ("[]", "no list of interfaces"),
         ("{}", "no list of interfaces"),
         ('{"interface": {}}', "no list of objects"),
+        ('{"interface": []}', "names no interface"),
+        ('{"interface": null}', "names no interface"),
         ('{"interface": [{"ipv4": [1]}]}', "no object"),
         ('{"interface": [{"ipv4": {"ipAddress": [{"publicIpAddress": ""}]}}]}', "in place of an address"),
         ('{"interface": [{"ipv4": {"ipAddress": [{"privateIpAddress": ""}]}}]}', "in place of an address"),
