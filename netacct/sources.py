@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from netacct import clock, providers, source_makers, yamlfile
+from netacct import clock, providers, source_makers
 from netacct.config import Config
-from netacct.identity import cni_cache, pods_file
+from netacct.identity import cni_cache, file, pods_file
 from netacct.identity.cluster_ranges import ClusterRanges
 from netacct.identity.cni import CniSource
 from netacct.identity.host_pods import HostPods, addresses_only
@@ -108,9 +107,8 @@ def once(config: Config) -> list[SourceEvent]:
     events: list[SourceEvent] = []
     path = config.identity.file.path
     if pods_file.SOURCE in config.identity.sources:
-        seen: tuple[Observation, ...] = ()
-        if Path(path).exists():
-            seen = pods_file.parse(yamlfile.read(path), path, clock.now())
+        data = file.read(path)
+        seen: tuple[Observation, ...] = () if data is None else pods_file.parse(data, path, clock.now())
         events.append(Replace(pods_file.SOURCE, seen, clock.now()))
     if cni_cache.SOURCE in config.identity.sources:
         events.append(Replace(cni_cache.SOURCE, CniSource(config.identity.cni.directories).read(), clock.now()))

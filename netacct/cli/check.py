@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from netacct import clock, config, yamlfile
+from netacct import clock, config
 from netacct.cli import common, flags, output
 from netacct.errors import EX_CONFIG, ConfigError
 from netacct.identity import pods_file
@@ -92,12 +91,15 @@ def _cluster(effective: config.Config) -> tuple[list[dict[str, str]], list[str]]
 
 
 def _pods(effective: config.Config) -> dict[str, Any] | None:
+    from netacct.identity import file  # noqa: PLC0415 -- as above
+
     path = effective.identity.file.path
     if pods_file.SOURCE not in effective.identity.sources:
         return None
-    if not os.path.exists(path):  # noqa: PTH110 -- a plain string
+    data = file.read(path)
+    if data is None:
         return {"file": path, "pods": 0, "addresses": 0, "note": "missing, which is an empty list"}
-    observations = pods_file.parse(yamlfile.read(path), path, clock.now())
+    observations = pods_file.parse(data, path, clock.now())
     present = [observation for observation in observations if observation.present]
     return {"file": path, "pods": len({o.pod.uid for o in present}), "addresses": sum(o.ip != WHOLE for o in present)}
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable
 
-from netacct import clock, log, yamlfile
+from netacct import clock, log, plainfile, yamlfile
 from netacct.errors import ConfigError
 from netacct.following import Follower, Pace, entries
 from netacct.identity import pods_file
@@ -71,7 +70,7 @@ class FileSource:
     def _look(self) -> None:
         at = clock.now()
         try:
-            data = self._read()
+            data = read(self._path)
         except ConfigError as error:
             self._digest = None
             self._refuse(error)
@@ -96,21 +95,19 @@ class FileSource:
             self._log.error("pods file refused, the last good list holds", error=str(error))
         self._health = Health(up=False, reason=str(error))
 
-    def _read(self) -> bytes | None:
-        """The content; None where there is no file."""
-        try:
-            if not stat.S_ISREG(os.stat(self._path).st_mode):  # noqa: PTH116 -- a plain string
-                raise ConfigError(self._path, "", "is not a regular file")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise ConfigError(self._path, "", f"cannot be read: {error.strerror}") from error
-        try:
-            return yamlfile.read(self._path)
-        except ConfigError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
+
+def read(path: str) -> bytes | None:
+    """The content of a pods file, up to a byte over the limit of `pods_file.parse`; None where there is no file.
+
+    Nothing is waited for. Raises ConfigError where it cannot be read, or something else stands in its place.
+    """
+    try:
+        with open(path, "rb", opener=plainfile.opener) as file:
+            return file.read(yamlfile.SIZE_LIMIT + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
 
 
 def _owned(observations: tuple[Observation, ...]) -> int:

@@ -131,6 +131,14 @@ def test_check_reports_every_error(files: Path, capsys: pytest.CaptureFixture[st
     assert (found["errors"][0]["line"], found["errors"][0]["key"]) == (3, "polcy")
 
 
+def test_check_waits_for_no_pipe(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe in the place of the pods file is an error of `check`, instead of something to wait for."""
+    (files / "pods.yaml").unlink()
+    os.mkfifo(files / "pods.yaml")
+    assert main(["check", "--config.file", str(files / "netacct.yaml")]) == 78
+    assert f"{files}/pods.yaml: cannot be read: it is no regular file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("policy", "found"), [("defalt", "no policy of that name"), ("./no.yaml", "cannot be read")])
 def test_check_says_where_a_missing_policy_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, found: str

@@ -189,7 +189,7 @@ def test_a_directory_or_pipe_in_its_place_is_an_error(path: Path) -> None:
     """What is not a regular file is refused without being read, and never blocks."""
     os.mkfifo(path)
     running = Follower(path)
-    assert running.source.healthy() == Health(up=False, reason=f"{path}: is not a regular file")
+    assert running.source.healthy() == Health(up=False, reason=f"{path}: cannot be read: it is no regular file")
     path.unlink()
     assert running.next() == []
     path.mkdir()
