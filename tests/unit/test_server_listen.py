@@ -68,7 +68,7 @@ def test_several_addresses_are_served() -> None:
     server.start()
     try:
         for address in server.addresses:
-            with socket.create_connection(address, timeout=5) as client:
+            with socket.create_connection(address, timeout=60) as client:
                 client.sendall(b"GET / HTTP/1.0\r\n\r\n")
                 assert client.recv(4096).startswith(b"HTTP/1.1 200 OK")
     finally:
@@ -89,7 +89,7 @@ if {without_ipv6}:
     socket.socket.bind = bind
 [listener] = open_listeners([parse_address(":19112")])
 for host in {hosts}:
-    socket.create_connection((host, 19112), timeout=5).close()
+    socket.create_connection((host, 19112), timeout=60).close()
 both = open_listeners([parse_address("0.0.0.0:19113"), parse_address("[::]:19113")]) if not {without_ipv6} else []
 print(listener.family.name)
 """
@@ -104,6 +104,6 @@ def test_a_port_alone_is_every_address_of_both_families(*, without_ipv6: bool, h
     """`:PORT` answers to IPv4 and IPv6, and to IPv4 where the kernel has no IPv6 (refused by hand: it takes a boot)."""
     script = EVERYWHERE.format(without_ipv6=without_ipv6, hosts=hosts)
     run = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        ["unshare", "--net", sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert (run.stdout, run.returncode) == (f"{family}\n", 0), run.stderr
