@@ -235,7 +235,7 @@ class Agent:
         What the kernel does not take at once, `tick` tries again. Errors: DatapathError where marks are asked for that
         cannot be set; then nothing has changed.
         """
-        decision = marking.decide(config, policy)
+        decision = marking.of_agent(config, policy)
         if not self.paused:
             self._attempt("reading", self._refresh)
         was, self._config, self._policy = self._config, config, policy

@@ -22,6 +22,11 @@ def decide(config: Config, policy: Policy) -> MarkDecision:
     return marks.resolve(mode, policy.marks.mask if policy.marks else None)
 
 
+def of_agent(config: Config, policy: Policy) -> MarkDecision:
+    """As `decide`; but where rules are only taken away, nothing is asked for that could stand in the way of that."""
+    return decide(config, policy) if config.enabled else MarkDecision(False, "enabled is false in the configuration")
+
+
 class Marking:
     """The decision in force.
 
@@ -37,7 +42,7 @@ class Marking:
 
     def decide(self, config: Config, policy: Policy) -> None:
         """Look at the node, and put in force what follows. Raises DatapathError as the function does."""
-        self.take(decide(config, policy))
+        self.take(of_agent(config, policy))
 
     def decide_again(self, config: Config, policy: Policy, attempt: Attempts) -> None:
         """As `decide`, for who comes back to it in any case; a failure is logged and leaves what is in force."""

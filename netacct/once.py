@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from netacct import choosing, desired, policy_file, providers, sources
+from netacct import choosing, desired, log, policy_file, providers, sources
 from netacct.accounting.store import Store
 from netacct.agent import Agent
 from netacct.books import Books
 from netacct.config import Config
+from netacct.errors import ConfigError
 from netacct.identity.ranges import own_addresses
 from netacct.kernel import detect_look
 from netacct.kernel.base import Datapath
@@ -17,7 +18,11 @@ from netacct.kernel.detect import DATAPATHS
 from netacct.kernel.interfaces import Interfaces
 from netacct.list_files import ListFiles
 from netacct.moving import OpenDatapath
+from netacct.policy import Policy
 from netacct.showing import REMOVAL
+
+DEFAULT = "default"
+"""A policy that is shipped."""
 
 
 def make_datapath(config: Config) -> OpenDatapath:
@@ -28,15 +33,36 @@ def make_datapath(config: Config) -> OpenDatapath:
 
 
 def make_agent(config: Config, datapath: Datapath, lists: ListFiles | None = None) -> Agent:
-    """An agent with its books loaded from the state directory. Raises ConfigError where the policy has an error.
+    """An agent with its books loaded from the state directory. Raises ConfigError as `load_policy` does.
 
     What the other datapath left on this node is booked and taken away when the agent starts.
     """
     lists = lists or ListFiles(config.state_dir)
-    policy = policy_file.load(config.policy, lists, config.origins.get("policy", ""))
-    lists.keep()
+    policy, named = load_policy(config, lists)
     books = Books(Store(Path(config.state_dir)), config, config.identity.sources)
-    return Agent(config, policy, datapath, books, choosing.other_of(datapath.name), Interfaces())
+    agent = Agent(config, policy, datapath, books, choosing.other_of(datapath.name), Interfaces())
+    if named:
+        lists.keep()
+    else:
+        agent.reload_failed()
+    return agent
+
+
+def load_policy(config: Config, lists: ListFiles) -> tuple[Policy, bool]:
+    """The policy, and whether it is the one that the configuration names.
+
+    No policy is needed to take rules away, because what counts is read by its name in the kernel. So where `enabled` is
+    false, an error in it is only logged, and the default one stands in: a kill switch must not hang on another file.
+
+    Errors: ConfigError where `enabled` is true.
+    """
+    try:
+        return policy_file.load(config.policy, lists, config.origins.get("policy", "")), True
+    except ConfigError as error:
+        if config.enabled:
+            raise
+        log.get().error("policy refused, which does not keep rules from being taken away", error=str(error))
+        return policy_file.load(DEFAULT), False
 
 
 def apply(config: Config) -> list[str]:

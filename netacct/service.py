@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import netacct
-from netacct import choosing, clock, log, policy_file
+from netacct import choosing, clock, log
 from netacct.agent import Agent
 from netacct.config import DEFAULT_PATH, Config
 from netacct.control import Command, ControlServer, WriterLock, sole_writer
@@ -40,7 +40,7 @@ from netacct.list_files import ListFiles
 from netacct.log import Repeats
 from netacct.model import Address
 from netacct.moving import OpenDatapath
-from netacct.once import make_agent, make_datapath
+from netacct.once import load_policy, make_agent, make_datapath
 from netacct.policy import Policy, is_path
 from netacct.signals import Signalled, signals
 from netacct.sources import FoundCluster, Sources
@@ -321,8 +321,9 @@ class Service:
         config: Config | None = None
         try:
             config = self._load()
-            policy = policy_file.load(config.policy, lists, config.origins.get("policy", ""))
-            if config.datapath != self._config.datapath or config.datapath not in ("auto", self._datapath.name):
+            policy, named = load_policy(config, lists)
+            asks = choosing.asked(config)
+            if asks != choosing.asked(self._config) or asks not in ("auto", self._datapath.name):
                 self._choose_anew(config)
             self._agent.reconfigure(config, policy)
         except NetacctError as error:
@@ -330,10 +331,11 @@ class Service:
             self._agent.reload_failed()
             self._follow(config or self._config, lists, mark, self._followed)
         else:
-            self._follow(config, lists, mark)
+            self._follow(config, lists, mark, frozenset() if named else self._followed)
             self._take(config, policy, asked or config != self._config)
-            lists.keep()
-            if lists.stale:
+            if named:
+                lists.keep()
+            if lists.stale or not named:
                 self._agent.reload_failed()
         self._notifier.ready(self._agent.status())
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from agentlab import AgentLab, agent_lab, datagrams, until
-from support import OTHER_POD, POD, Node
+from support import OTHER_POD, POD, Node, sh
+
+from netacct.errors import EX_CONFIG
 
 pytestmark = pytest.mark.kernel
 
@@ -113,3 +115,51 @@ def test_a_state_directory_that_somebody_removed_comes_back(lab: AgentLab) -> No
     assert "removed the agent's lock or socket, made anew" in lab.log
     octets = datagrams(lab.node)
     _shows(lab, octets)
+
+
+DATAPATHS = ("iptables", "nftables")
+
+
+def _rules() -> bool:
+    return any("etacct" in sh(show).lower() for show in ("iptables-legacy-save -t mangle", "nft list tables"))
+
+
+@pytest.mark.parametrize("datapath", DATAPATHS)
+def test_rules_can_be_removed_whatever_the_policy_says(lab: AgentLab, datapath: str) -> None:
+    """With an error in the policy, `rules remove` books all that was counted and takes the rules away."""
+    lab.configure(datapath=datapath)
+    assert lab.command("rules", "apply").returncode == 0
+    octets = datagrams(lab.node, to="storage")
+    lab.write("policy.yaml", "classes: 5")
+    assert lab.command("rules", "apply").returncode == EX_CONFIG
+    done = lab.command("rules", "remove")
+    assert (done.returncode, done.stdout) == (0, "removed\n"), done.stderr
+    assert "policy refused, which does not keep rules from being taken away" in done.stderr
+    assert not _rules()
+    lab.policy()
+    lab.start()
+    until(lambda: lab.totals() == {("a-0", "storage"): octets})
+
+
+@pytest.mark.parametrize("datapath", DATAPATHS)
+def test_the_kill_switch_needs_no_good_policy_and_no_marks(lab: AgentLab, datapath: str) -> None:
+    """`enabled: false` takes rules away with an error in the policy, and with marks that cannot be; totals stay."""
+    lab.configure(datapath=datapath)
+    lab.start()
+    octets = datagrams(lab.node, to="storage")
+    sh("iptables-legacy -t mangle -A FORWARD -j MARK --set-mark 0x1")
+    lab.write("policy.yaml", "classes: 5")
+    until(lambda: lab.metric("netacct_config_last_reload_successful") == 0)
+    lab.configure(enabled=False, marks={"mode": "on"})
+    until(lambda: not _rules())
+    assert lab.totals() == {("a-0", "storage"): octets}
+    assert lab.metric("netacct_config_last_reload_successful") == 0
+    lab.stop()
+    lab.start()
+    assert not _rules()
+    lab.policy()
+    until(lambda: lab.metric("netacct_config_last_reload_successful") == 1)
+    lab.configure(enabled=True, marks={"mode": "off"})
+    until(lambda: lab.metric("netacct_rules_in_sync") == 1)
+    octets += datagrams(lab.node, to="storage", packets=7)
+    until(lambda: lab.totals() == {("a-0", "storage"): octets})

@@ -190,6 +190,20 @@ def test_a_running_agent_moves_when_it_is_told(lab: AgentLab, before: str, after
     assert lab.metric("netacct_config_last_reload_successful") == 1
 
 
+def test_a_running_agent_moves_where_host_pods_ask_for_it(lab: AgentLab) -> None:
+    """With `auto`, a reload with `host_pods: cgroup` moves to nftables against the hint, and one without it back."""
+    lab.configure(datapath="auto")
+    sh(HINT[IPTABLES][0])
+    lab.start()
+    octets = datagrams(lab.node)
+    for host_pods, counts in (("cgroup", NFTABLES), ("off", IPTABLES)):
+        lab.configure(host_pods=host_pods)
+        lab.reload()
+        until(lambda counts=counts: (build_info(lab), installed()) == (counts, [counts]))  # type: ignore[misc]
+        octets += datagrams(lab.node)
+    until(lambda: lab.totals() == {("a-0", "internet"): octets})
+
+
 @pytest.mark.parametrize(("mine", "stranger"), WAYS)
 def test_what_a_stranger_counted_is_not_counted_twice(lab: AgentLab, mine: str, stranger: str) -> None:
     """Rules of the other datapath that counted beside the agent's own for another store are removed, unbooked."""
