@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+PATIENCE = 60.0
+"""Seconds for what must come: for a client's deadline, too, where that is not what is tested."""
+
 
 class Asked(NamedTuple):
     """A request; names of headers are in lower case. `connection` tells connections apart."""
@@ -43,7 +46,7 @@ class MetadataServer:
     stopping: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
-    def wait_for(self, count: int, seconds: float = 60.0) -> None:
+    def wait_for(self, count: int, seconds: float = PATIENCE) -> None:
         """Wait until so many requests have come."""
         deadline = time.monotonic() + seconds
         while len(self.asked) < count:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 
 import pytest
-from metadata_server import Asked, Reply, serving
+from metadata_server import PATIENCE, Asked, Reply, serving
 
 from netacct.identity.metadata_http import MetadataClient
 from netacct.identity.ranges_aws import Aws
@@ -63,7 +63,7 @@ class Ec2:
 def ask(interfaces: Mapping[str, Mapping[str, str]]) -> Known:
     """What is known of an instance with these interfaces."""
     with serving(Ec2(interfaces)) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         try:
             return Aws().ask(client)
         finally:
@@ -117,7 +117,7 @@ def test_nothing_is_asked_for_in_vain() -> None:
     """Of each interface only what its list names is asked for, and one token serves all of it."""
     service = Ec2({FIRST: {"local-ipv4s": "10.0.32.4\n10.0.32.5", **OTHERS}})
     with serving(service) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         cloud = Aws()
         assert cloud.ask(client) != Known()
         cloud.ask(client)
@@ -131,7 +131,7 @@ def test_an_expired_token_is_replaced() -> None:
     """A 401 leads to a new token and the same question again, in the middle of an answer as well."""
     service = Ec2({FIRST: {"local-ipv4s": "10.0.32.4\n10.0.32.5", **VPC}}, uses=2)
     with serving(service) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         known = Aws().ask(client)
         client.close()
     assert [str(network) for network in known.ranges] == ["10.0.32.5/32"]
@@ -141,7 +141,7 @@ def test_an_expired_token_is_replaced() -> None:
 def test_tokens_that_never_work() -> None:
     """A service that takes no token is given up after the second one."""
     with serving(Ec2({}, uses=0)) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         with pytest.raises(UnansweredError, match="401"):
             Aws().ask(client)
         client.close()
@@ -152,7 +152,7 @@ def test_tokens_that_never_work() -> None:
 def test_a_service_that_gives_no_token(status: int) -> None:
     """Switched off (403), limited or broken, the service is asked for nothing but a token."""
     with serving(lambda _: Reply(status=status)) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         with pytest.raises(UnansweredError, match=str(status)):
             Aws().ask(client)
         client.close()
@@ -167,7 +167,7 @@ def test_an_interface_that_goes_meanwhile_is_left_out() -> None:
         return Reply(status=404) if SECOND in asked.path else service(asked)
 
     with serving(answer) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         assert [str(network) for network in Aws().ask(client).ranges] == ["10.0.32.5/32"]
         client.close()
 
@@ -187,7 +187,7 @@ def test_garbage_is_no_answer(interfaces: Mapping[str, Mapping[str, str]]) -> No
 def test_a_service_that_names_no_interface(status: int, body: str) -> None:
     """An instance has interfaces: that there are none is no answer, and takes nothing back."""
     with serving(lambda asked: Reply("token") if asked.method == "PUT" else Reply(body, status)) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         with pytest.raises(UnansweredError, match="names no interface"):
             Aws().ask(client)
         client.close()
@@ -197,7 +197,7 @@ def test_a_service_that_names_no_interface(status: int, body: str) -> None:
 def test_a_token_that_cannot_be_a_header(token: str) -> None:
     """A token with a line break, which would forge a header, or another that is none, is never sent or shown."""
     with serving(lambda _: Reply(token)) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         with pytest.raises(UnansweredError, match=r"^the answer is no token$"):
             Aws().ask(client)
         client.close()

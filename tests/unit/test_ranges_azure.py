@@ -7,7 +7,7 @@ import urllib.parse
 from typing import Any
 
 import pytest
-from metadata_server import Asked, Reply, serving
+from metadata_server import PATIENCE, Asked, Reply, serving
 
 from netacct.identity.metadata_http import MetadataClient
 from netacct.identity.ranges_azure import Azure
@@ -44,7 +44,7 @@ def service(*interfaces: Any) -> Any:
 def ask(answer: Any) -> Known:
     """What is known by one answer."""
     with serving(answer) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         try:
             return Azure().ask(client)
         finally:

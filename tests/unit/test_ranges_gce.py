@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from metadata_server import FLAVOR, Google, MetadataServer, Reply, google_interface, serving
+from metadata_server import FLAVOR, PATIENCE, Google, MetadataServer, Reply, google_interface, serving
 
 from netacct.identity.metadata_http import MetadataClient
 from netacct.identity.ranges_gce import Gce
@@ -34,7 +34,7 @@ def google() -> Iterator[tuple[Google, MetadataServer]]:
 def ask(reply: Reply | bytes) -> list[str]:
     """The ranges by one reply."""
     with serving(lambda _: reply) as server:
-        client = MetadataClient([server.url])
+        client = MetadataClient([server.url], PATIENCE)
         try:
             return [str(network) for network in Gce().ask(client).ranges]
         finally:
@@ -53,7 +53,7 @@ def test_alias_ranges_and_subnets(google: tuple[Google, MetadataServer]) -> None
         google_interface("10.8.1.0/24", "10.128.0.77"),
         google_interface("10.9.0.0/28", ip="10.64.0.2", mask="255.255.255.0"),
     )
-    client = MetadataClient([server.url])
+    client = MetadataClient([server.url], PATIENCE)
     known = Gce().ask(client)
     client.close()
     assert [str(network) for network in known.ranges] == ["10.8.1.0/24", "10.128.0.77/32", "10.9.0.0/28"]
@@ -100,14 +100,14 @@ def test_a_change_is_told_at_once(
 ) -> None:
     """The server holds the second question until something changes, and that is told without a poll."""
     answers, server = google
-    provider = MetadataRanges(Gce(pause=0.01), MetadataClient([server.url]))
+    provider = MetadataRanges(Gce(pause=0.01), MetadataClient([server.url], PATIENCE))
     provider.start(told.put)
     try:
-        assert [str(network) for network in told.get(timeout=5)] == ["10.8.1.0/24"]
+        assert [str(network) for network in told.get(timeout=PATIENCE)] == ["10.8.1.0/24"]
         server.wait_for(2)
         assert "last_etag=10" in server.asked[1].path
         answers.set(google_interface("10.8.1.0/24", "10.8.2.0/24"))
-        assert [str(network) for network in told.get(timeout=5)] == ["10.8.1.0/24", "10.8.2.0/24"]
+        assert [str(network) for network in told.get(timeout=PATIENCE)] == ["10.8.1.0/24", "10.8.2.0/24"]
         server.wait_for(3)
         assert "last_etag=11" in server.asked[2].path
         assert provider.healthy().up
@@ -119,7 +119,7 @@ def test_no_news_after_the_hold_is_asked_again() -> None:
     """The same ETag after the server has held the question is followed by the next one at once."""
     answers = Google(google_interface("10.8.1.0/24"))
     with serving(answers) as server:
-        cloud, client = Gce(hold=1), MetadataClient([server.url])
+        cloud, client = Gce(hold=1), MetadataClient([server.url], PATIENCE)
         assert cloud.ask(client).pause < POLL
         known = cloud.ask(client)
         client.close()
@@ -131,7 +131,7 @@ def test_no_news_after_the_hold_is_asked_again() -> None:
 def test_a_server_that_does_not_wait_is_polled(headers: dict[str, str]) -> None:
     """A server that has no ETag, or answers early without news, is asked ever less, down to once a minute."""
     with serving(lambda _: Reply(json.dumps([google_interface()]), headers=headers)) as server:
-        cloud, client = Gce(), MetadataClient([server.url])
+        cloud, client = Gce(), MetadataClient([server.url], PATIENCE)
         pauses = [cloud.ask(client).pause for _ in range(10)]
         client.close()
     assert pauses[:3] == [1.0, 2.0, 4.0]
