@@ -11,6 +11,7 @@ from netacct.errors import NetacctError
 from netacct.identity import host_pods, ranges
 from netacct.identity.ranges_providers import FoundRanges
 from netacct.kernel import plan as planning
+from netacct.list_files import ListFiles
 from netacct.model import Address, Network, Observation, is_cgroup
 from netacct.policy import Policy
 from netacct.policy_found import Merged
@@ -35,12 +36,19 @@ def local_ranges(config: Config, own: Collection[Address] = ()) -> FoundRanges:
     return providers.found(config, named)
 
 
-def plan(config: Config) -> tuple[planning.Plan, str]:
+def plan(config: Config, lists: ListFiles | None = None) -> tuple[planning.Plan, str]:
     """The plan for this node as it is now, and why it may lack the marks ("" where it does not).
 
-    Raises ConfigError and DatapathError.
+    Args:
+        config: what is asked.
+        lists: reads the policy's lists, and tells afterwards which are not good; the agent's by default.
+
+    Raises:
+        ConfigError, DatapathError: there can be no plan.
     """
-    policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
+    policy = policy_file.load(
+        config.policy, lists or ListFiles(config.state_dir), named_at=config.origins.get("policy", "")
+    )
     decision = marking.decide(config, policy)
     own = ranges.own_addresses()
     found = local_ranges(config, own)

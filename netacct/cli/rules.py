@@ -14,6 +14,7 @@ from netacct.errors import EX_FAILURE, UsageError
 if TYPE_CHECKING:
     from netacct.config import Config
     from netacct.kernel.plan import Plan
+    from netacct.list_files import ListFiles
 
 _NOTHING = "nothing to remove"
 
@@ -108,9 +109,12 @@ def _explain(args: argparse.Namespace) -> int:
     from netacct import explain, policy_file  # noqa: PLC0415 -- other commands start faster without it
     from netacct.desired import local_ranges, merged  # noqa: PLC0415 -- as above
     from netacct.identity.ranges import own_addresses  # noqa: PLC0415 -- as above
+    from netacct.list_files import ListFiles  # noqa: PLC0415 -- as above
 
     config = configuration(args)
-    policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
+    lists = ListFiles(config.state_dir)
+    policy = policy_file.load(config.policy, lists, config.origins.get("policy", ""))
+    _warn_of(lists)
     local = local_ranges(config)
     policy, unused = merged(config, policy, local)
     facts = explain.explain(policy, args.address, own_addresses(), local.networks, unused, dict(local.names))
@@ -126,11 +130,19 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _plan(config: Config) -> Plan:
     from netacct import desired  # noqa: PLC0415 -- other commands start faster without it
+    from netacct.list_files import ListFiles  # noqa: PLC0415 -- as above
 
-    plan, unsure = desired.plan(config)
+    lists = ListFiles(config.state_dir)
+    plan, unsure = desired.plan(config, lists)
+    _warn_of(lists)
     if unsure:
         sys.stderr.write(f"netacct: warning: shown without marks, {unsure}\n")
     return plan
+
+
+def _warn_of(lists: ListFiles) -> None:
+    for error in lists.stale.values():
+        sys.stderr.write(f"netacct: warning: {error}; its last good copy is taken\n")
 
 
 def _write(args: argparse.Namespace, command: str) -> list[str]:

@@ -70,6 +70,23 @@ def test_a_truncated_list_changes_nothing(lab: AgentLab) -> None:
     until(lambda: reloaded(lab) == 1)
 
 
+def test_commands_know_the_last_good_list_too(lab: AgentLab) -> None:
+    """With a list cut short, what explains, shows and compares takes the copy and warns; `check` and `doctor` tell."""
+    lab.write("lists/ip-ranges.json", '{"prefixes": [')
+    until(lambda: reloaded(lab) == 0)
+    lab.stop()
+    for arguments in (("explain", "198.51.100.7"), ("show",), ("diff",), ("remove", "--dry-run")):
+        done = lab.command("rules", *arguments)
+        assert done.returncode == 0
+        warning = f"netacct: warning: {lab.folder}/lists/ip-ranges.json:1: is not JSON, or cut short"
+        assert done.stderr.startswith(warning)
+        assert "its last good copy is taken" in done.stderr
+        assert arguments[0] != "explain" or "S3, eu-1" in done.stdout
+    assert lab.command("check").returncode == 78
+    findings = json.loads(lab.command("doctor", "-o", "json").stdout)
+    assert any("is not JSON, or cut short" in item["what"] for item in findings)
+
+
 def test_without_a_good_list_the_agent_does_not_start(lab: AgentLab) -> None:
     """Where no copy is left, a list cut short ends the start with 78; the error names file and place."""
     lab.stop()

@@ -13,6 +13,7 @@ from netacct.doctor.facts import Fault, Settings
 from netacct.errors import ConfigError
 from netacct.identity.ranges_providers import FoundRanges
 from netacct.kernel import marks
+from netacct.list_files import ListFiles
 from netacct.policy import CLUSTER, MAY_BE_EMPTY, NODE, POD
 from netacct.policy_found import Merged
 
@@ -21,10 +22,12 @@ def settings(path: str | None, flags: Mapping[str, str | list[str]]) -> tuple[Co
     """The configuration (with defaults where it has errors), and what it comes to."""
     config, errors = configuration.examine(path, flags)
     policy, local = None, FoundRanges(config.local_ranges)
+    lists = ListFiles(config.state_dir)
     try:
-        policy = policy_file.load(config.policy, named_at=config.origins.get("policy", ""))
+        policy = policy_file.load(config.policy, lists, named_at=config.origins.get("policy", ""))
     except ConfigError as error:
         errors.append(error)
+    errors += lists.stale.values()
     try:
         local = desired.local_ranges(config)
     except ConfigError as error:
