@@ -18,7 +18,7 @@ from netacct.identity.source import Health, Source
 ADDED, MODIFIED, DELETED, SYNCED = 1, 2, 3, 4
 _END = None
 
-SECONDS = 20.0
+SECONDS = 60.0
 """The longest time to wait for anything."""
 
 

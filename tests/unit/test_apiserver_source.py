@@ -21,7 +21,7 @@ from netacct.model import Observation, unpack
 
 QUICK = Pace(backoff=lambda: Backoff(first=0.01, limit=0.05))
 
-LATENCY = 10.0
+LATENCY = 60.0
 """Seconds that a test waits for what should come at once."""
 
 

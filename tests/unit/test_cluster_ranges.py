@@ -120,9 +120,9 @@ def test_a_file_that_comes_later_is_told(tmp_path: Path) -> None:
     assert lab.start() == ()
     try:
         lab.flannel("10.244.0.0/16")
-        assert lab.told.get(timeout=10) == (fact("10.244.0.0/16", origin=FLANNEL),)
+        assert lab.told.get(timeout=30) == (fact("10.244.0.0/16", origin=FLANNEL),)
         lab.flannel("10.245.0.0/16")
-        assert lab.told.get(timeout=10) == (fact("10.245.0.0/16", origin=FLANNEL),)
+        assert lab.told.get(timeout=30) == (fact("10.245.0.0/16", origin=FLANNEL),)
     finally:
         lab.ranges.stop()
 
@@ -136,7 +136,7 @@ def test_a_file_that_vanishes_changes_nothing(tmp_path: Path) -> None:
         lab.flannel("0.0.0.0/0")
         (tmp_path / "run/flannel/subnet.env").unlink()
         lab.ranges.learn([fact("10.0.0.0/8", "cluster")])
-        assert lab.told.get(timeout=10) == (fact("10.0.0.0/8", "cluster"), fact("10.244.0.0/16", origin=FLANNEL))
+        assert lab.told.get(timeout=30) == (fact("10.0.0.0/8", "cluster"), fact("10.244.0.0/16", origin=FLANNEL))
     finally:
         lab.ranges.stop()
     assert lab.told.empty()

@@ -18,8 +18,8 @@ from netacct.identity.file import FileSource
 from netacct.identity.source import Health, Replace, SourceEvent
 from netacct.model import unpack
 
-LATENCY = 1.0
-"""Seconds that a test waits for a change, on a busy machine; the source itself needs about 25 ms."""
+LATENCY = 60.0
+"""Seconds that a test waits for a change, also on a machine that stands still; the source itself needs about 25 ms."""
 
 
 def pods(*ips: str) -> str:
@@ -30,7 +30,7 @@ def pods(*ips: str) -> str:
 class Follower:
     """A running source and what it said."""
 
-    def __init__(self, path: Path, poll: float = 60.0) -> None:
+    def __init__(self, path: Path, poll: float = 3600.0) -> None:
         self.events: queue.Queue[SourceEvent] = queue.Queue()
         self.source = FileSource(str(path), poll)
         self.source.start(self.events.put)
@@ -205,10 +205,9 @@ def test_a_file_that_recovers_unchanged_is_healthy_again(follower: Follower, pat
     assert not follower.health(up=False).up
     path.rmdir()
     aside.rename(path)
+    while follower.next() != ["10.0.0.1"]:
+        pass  # it may have seen that there was nothing for a moment
     assert follower.health(up=True).up
-    while not follower.events.empty():
-        last = follower.next()
-    assert last == ["10.0.0.1"]
 
 
 def test_the_same_content_is_no_event(follower: Follower, path: Path) -> None:
@@ -235,24 +234,20 @@ def test_without_inotify_the_file_is_polled(monkeypatch: pytest.MonkeyPatch, pat
 
 def test_stop_ends_thread_and_descriptors(path: Path) -> None:
     """Starting and stopping leaves no thread and no open descriptor, and a second stop is harmless."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- names are wanted
     running = Follower(path)
     running.source.stop()
     running.source.stop()
     assert not any(thread.name == "source-file" for thread in threading.enumerate())
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208 -- as above
 
 
-def test_changes_come_fast(follower: Follower, path: Path) -> None:
-    """From rename to event the best of five takes under 100 ms."""
-    times = []
+def test_changes_come_by_themselves(follower: Follower, path: Path) -> None:
+    """Each of five changes is told before the next one is made, although the next look is an hour away."""
     for index in range(5):
         path.with_name("new").write_text(pods(f"10.0.1.{index}"))
-        begin = time.monotonic()
         path.with_name("new").rename(path)
-        follower.next()
-        times.append(time.monotonic() - begin)
-    assert min(times) < 0.1
+        assert follower.next() == [f"10.0.1.{index}"]
 
 
 def test_entries_that_decide_a_path(tmp_path: Path) -> None:

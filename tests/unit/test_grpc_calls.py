@@ -16,7 +16,7 @@ from grpclab import Server
 
 from netacct.identity.grpc_calls import Caller, CallError
 
-SECONDS = 5.0
+SECONDS = 60.0
 
 
 @pytest.fixture

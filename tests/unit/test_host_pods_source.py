@@ -26,14 +26,14 @@ def said(pod: Pod, *, present: bool = True) -> Observation:
 class Follower:
     """A running source, and what it said."""
 
-    def __init__(self, root: Path, poll: float = 60.0) -> None:
+    def __init__(self, root: Path, poll: float = 3600.0) -> None:
         self.events: queue.Queue[SourceEvent] = queue.Queue()
         self.source = HostPods(str(root), poll)
         self.source.start(self.events.put)
 
     def next(self) -> dict[str, str]:
         """The cgroup of each pod, by the next event; each has the number of its directory."""
-        event = self.events.get(timeout=5)
+        event = self.events.get(timeout=60)
         assert isinstance(event, Replace)
         return {seen.pod.name: seen.sandbox for seen in event.observations}
 
@@ -120,7 +120,7 @@ def test_without_a_tree_the_source_is_down() -> None:
     events: queue.Queue[SourceEvent] = queue.Queue()
     source.start(events.put)
     source.learn(Replace("file", (said(PROXY),), 1.0))
-    event = events.get(timeout=5)
+    event = events.get(timeout=60)
     source.stop()
     assert isinstance(event, Replace)
     assert event.observations == ()

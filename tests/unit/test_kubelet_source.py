@@ -22,7 +22,7 @@ from netacct.model import WHOLE, unpack
 
 pytestmark = pytest.mark.skipif(not OPENSSL, reason="the program openssl makes the certificates")
 
-LATENCY = 10.0
+LATENCY = 60.0
 """Seconds that a test waits for what should come at once."""
 
 
@@ -312,6 +312,18 @@ def _trickle(_: Request, reply: Reply) -> None:
         time.sleep(0.01)
 
 
+def _drip(beginning: bytes, drop: bytes) -> Answering:
+    """Answers with a beginning, and then a little of the same again and again, sooner than any read gives up."""
+
+    def answer(_: Request, reply: Reply) -> None:
+        reply.raw(beginning)
+        for _each in range(500):
+            reply.raw(drop)
+            time.sleep(0.02)
+
+    return answer
+
+
 TROUBLES: dict[str, tuple[Answering, str]] = {
     "500": (lambda _, reply: reply.whole(b"oops", "500 Internal Server Error"), "answers 500: oops"),
     "garbage": (lambda _, reply: reply.whole(b"<html>"), "is no list of Kubernetes"),
@@ -324,6 +336,9 @@ TROUBLES: dict[str, tuple[Answering, str]] = {
     "huge": (_huge, "more than 20000 bytes"),
     "silent": (_silent, "did not answer in time"),
     "slow": (_trickle, "did not answer in time"),
+    "slow head": (_drip(b"HTTP/1.1 200 OK\r\nX: ", b"x"), "did not answer in time"),
+    "no head": (_drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "did not answer in time"),
+    "slow size": (_drip(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"), "did not answer in time"),
 }
 
 
@@ -333,13 +348,13 @@ def test_trouble_takes_nothing_back(
 ) -> None:
     """Whatever goes wrong, the source says what, what it told before holds, and it recovers by itself."""
     answer, words = TROUBLES[trouble]
-    monkeypatch.setattr(kubelet, "SECONDS", 0.5)
+    monkeypatch.setattr(kubelet, "SECONDS", 0.5 if "in time" in words else LATENCY)
     monkeypatch.setattr(kubelet, "SIZE_LIMIT", 20000)
     asking = ask(access(by_token, authority, token_file=str(token)))
     asking.addresses()
 
     by_token.answer = answer
-    reason = asking.trouble()
+    reason = asking.health(lambda health: words in health.reason).reason
     by_token.answer = answering(pod("p0", "10.0.0.7"))
 
     assert words in reason

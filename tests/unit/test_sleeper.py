@@ -11,7 +11,7 @@ import pytest
 
 from netacct.sleeper import Sleeper, Why
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds for what must come."""
 
 
@@ -87,7 +87,7 @@ def test_stop_ends_thread_and_descriptor(sleeping: Sleeping) -> None:
         sleeping.sleeper.stop()
         sleeping.sleeper.wake()
         assert "test-sleeper" not in {thread.name for thread in threading.enumerate()}
-        assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 -- as above
+        assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208 -- as above
 
 
 def test_a_stop_ends_every_later_sleep_too(sleeping: Sleeping) -> None:

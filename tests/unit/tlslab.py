@@ -154,7 +154,7 @@ class Server:
                 self._threads[-1].start()
 
     def _serve(self, plain: socket.socket) -> None:
-        plain.settimeout(5)
+        plain.settimeout(60)
         with contextlib.suppress(OSError), plain:
             connection = self._secured(plain)
             client = _name(connection)
