@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from netacct import plainfile
 from netacct.errors import NetacctError
@@ -164,6 +166,7 @@ class Exchange:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._deadline = 0.0
         self._ended = False
 
     def get(self, server: Server, path: str, headers: Mapping[str, str], seconds: float) -> Answer:
@@ -187,7 +190,7 @@ class Exchange:
             self._connect(server)
             self.wait_until(time.monotonic() + seconds)
             connection = http.client.HTTPConnection(server.name or server.address, server.port)
-            connection.sock = self._socket  # connected here, not there
+            connection.sock = _Connected(self)
             connection.request("GET", path, headers=dict(headers))
             return Answer(connection.getresponse(), self, server)
 
@@ -212,12 +215,17 @@ class Exchange:
                 self._socket = None
 
     def wait_until(self, deadline: float) -> None:
-        """No read lasts longer than that (seconds of time.monotonic()); raises TimeoutError where it is over."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if self._socket is not None:
-            self._socket.settimeout(left)
+        """All reads together last no longer than that (seconds of time.monotonic()). Raises TimeoutError."""
+        self._deadline = deadline
+        self._open()
+
+    def send(self, data: bytes) -> None:
+        """Send all, for http.client."""
+        self._open().sendall(data)
+
+    def receive(self, buffer: memoryview) -> int:
+        """Receive what is there, 0 bytes at the end, for http.client."""
+        return self._open().recv_into(buffer)
 
     @contextlib.contextmanager
     def told(self, server: Server) -> Iterator[None]:
@@ -228,6 +236,17 @@ class Exchange:
             if self._ended:
                 raise EndedError("ended") from error
             raise UnreachableError(f"{server} {_trouble(error)}") from error
+
+    def _open(self) -> socket.socket:
+        """The connection, which waits no longer than to the deadline, however slowly the bytes trickle."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        used = self._socket
+        if used is None:
+            raise ConnectionError("closed")
+        used.settimeout(left)
+        return used
 
     def _connect(self, server: Server) -> None:
         error: OSError = ConnectionError("has no address")
@@ -264,6 +283,35 @@ class Exchange:
             self._socket = used
             if self._ended:
                 raise ConnectionError("ended")
+
+
+class _Connected:
+    """As much of a socket as http.client needs of one that is connected already, and that others close."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Received(self._exchange))
+
+    def sendall(self, data: bytes) -> None:
+        self._exchange.send(data)
+
+    def close(self) -> None:
+        pass
+
+
+class _Received(io.RawIOBase):
+    """What comes, as a file."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._exchange.receive(buffer)
 
 
 def _trouble(error: Exception) -> str:
