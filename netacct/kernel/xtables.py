@@ -106,21 +106,27 @@ def _extension(blob: bytes, offset: int) -> Extension:
 def rivals(entries: Sequence[Entry], chain: ChainReader) -> list[tuple[int, Entry]]:
     """Foreign rules of a hook, with their numbers, that stand before a rule of ours and can keep packets from it."""
     last = max((number for number, entry in enumerate(entries, 1) if entry.ours), default=0)
+    known: dict[str, bool] = {}
     return [
         (number, entry)
         for number, entry in enumerate(entries[:last], 1)
-        if not entry.ours and _can_end(entry, chain, builtin=True)
+        if not entry.ours and _can_end(entry, chain, known, builtin=True)
     ]
 
 
-def _can_end(entry: Entry, chain: ChainReader, *, builtin: bool, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether a packet that the rule takes may never come to the rules after it in the hook's chain."""
-    rules = chain(entry.verdict) if entry.target is None else None
+def _can_end(entry: Entry, chain: ChainReader, known: dict[str, bool], *, builtin: bool) -> bool:
+    """Whether a packet that the rule takes may never come to the rules after it in the hook's chain.
+
+    `known` has the chains that were looked into, each once: thousands of rules may lead to the same one, and those of a
+    hook are looked at under the lock that everybody needs.
+    """
+    rules = chain(entry.verdict) if entry.target is None and entry.verdict not in known else None
     if rules is not None:
-        if entry.goto and builtin:  # what comes out of that chain meets the policy, not the next rule
-            return True
-        inside = seen | {entry.verdict}
-        return any(_can_end(rule, chain, builtin=False, seen=inside) for rule in rules if rule.verdict not in inside)
+        known[entry.verdict] = False  # the kernel lets no chain lead back into itself
+        known[entry.verdict] = any(_can_end(rule, chain, known, builtin=False) for rule in rules)
+    if entry.target is None and entry.verdict in known:
+        # what comes out of a chain that was gone to meets the policy, not the next rule
+        return (entry.goto and builtin) or known[entry.verdict]
     if entry.verdict == "RETURN":
         return builtin
     return entry.verdict != "" and entry.verdict not in CONTINUES

@@ -81,6 +81,26 @@ def test_rules_that_can_end_traversal_are_rivals(entry: Entry) -> None:
     assert rivals([rule(""), entry, OURS], CHAINS.get) == [(2, entry)]
 
 
+def test_each_chain_of_others_is_read_once() -> None:
+    """Thousands of rules that lead to one chain, and chains that fork and join again, cost one look at each chain."""
+    levels = 40
+    chains = {f"L{at}": [rule(f"L{at + 1}"), rule(f"L{at + 1}")] for at in range(levels)}
+    chains[f"L{levels}"] = [extension("MARK")]
+    looked: list[str] = []
+
+    def read(name: str) -> list[Entry] | None:
+        if name in chains:
+            assert name not in looked
+            looked.append(name)
+        return chains.get(name)
+
+    assert rivals([*[rule("L0")] * 5000, OURS], read) == []
+    assert len(looked) == len(chains)
+    looked.clear()
+    chains[f"L{levels}"] = [rule("DROP")]
+    assert [number for number, _ in rivals([rule("L7"), rule("L0"), OURS], read)] == [1, 2]
+
+
 def test_rules_after_ours_are_no_rivals() -> None:
     """What comes after our last rule cannot hide it; what comes between two of ours can hide the second."""
     assert rivals([OURS, rule("ACCEPT")], CHAINS.get) == []
