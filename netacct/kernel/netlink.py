@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from netacct.errors import DatapathError
+from netacct.errors import DatapathError, MissingFeatureError
 
 NLM_F_REQUEST = 0x1
 NLM_F_ACK = 0x4
@@ -50,10 +50,19 @@ class NetlinkError(DatapathError):
 
 
 class Netlink:
-    """A socket to nf_netlink in the network namespace of the thread that opens it. For one thread at a time."""
+    """A socket to nf_netlink in the network namespace of the thread that opens it. For one thread at a time.
+
+    Errors: MissingFeatureError where the kernel has no nf_netlink.
+    """
 
     def __init__(self, timeout: float = 5.0) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        except OSError as error:
+            if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
+                words = f"this kernel has no netfilter netlink (nfnetlink): {error.strerror}"
+                raise MissingFeatureError(words) from error
+            raise
         self._socket.bind((0, 0))
         self._socket.settimeout(timeout)
         with contextlib.suppress(OSError):

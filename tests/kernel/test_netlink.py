@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from support import Netns, sh
 
-from netacct.errors import DatapathError
+from netacct.errors import DatapathError, MissingFeatureError
 from netacct.kernel.netlink import NLM_F_DUMP_INTR, Netlink, NetlinkError, attribute, attributes, find_attribute, nested
 
 LIST = 6 << 8 | 7
@@ -42,6 +42,13 @@ def test_attributes_survive_encoding() -> None:
 
     assert (outer, empty, bytes(nothing)) == (7, 3, b"")
     assert [(kind, bytes(value)) for kind, value in attributes(inner)] == [(1, b"abc"), (2, b"12345678")]
+
+
+def test_a_kernel_without_nfnetlink_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel has no such protocol, the error says which, and is one that `datapath: auto` understands."""
+    monkeypatch.setattr("netacct.kernel.netlink._NETLINK_NETFILTER", 31)  # a protocol that no kernel has
+    with pytest.raises(MissingFeatureError, match=r"no netfilter netlink \(nfnetlink\): Protocol not supported"):
+        Netlink()
 
 
 def test_garbage_ends_the_attributes() -> None:
