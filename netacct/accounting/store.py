@@ -23,7 +23,7 @@ what got past these: a state that is ahead of the kernel.
 
 Commits are atomic against a killed process (rollback journal). They are not synced to a disk, because a state never
 outlives a boot: under /run it is memory anyway. Every save opens the file anew, so that a file which somebody deleted
-comes back with the next checkpoint. Worker thread only.
+or damaged comes back with the next checkpoint. Worker thread only.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -62,6 +63,9 @@ _NOT_THE_CONTENT = {
     sqlite3.SQLITE_READONLY,
 }
 """Primary result codes that say nothing about what is in the file."""
+
+_OUR_FILES = re.compile(r"netacct\..*|accounts\..*|agent\.lock|control\.sock|lists")
+"""What a directory that is netacct's alone may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,9 @@ class Store:
 
     def _prepare(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._directory.stat().st_mode & 0o077:
+        # Somebody who writes `state_dir: /run` must not find the node closed to everybody else; doctor tells of that.
+        is_open = self._directory.stat().st_mode & 0o077
+        if is_open and all(_OUR_FILES.fullmatch(path.name) for path in self._directory.iterdir()):
             self._directory.chmod(0o700)
 
     def _connect(self) -> sqlite3.Connection:
@@ -180,6 +186,15 @@ class Store:
             return dict(connection.execute("SELECT name, value FROM state").fetchall())
 
     def _write(self, rows: list[Row]) -> None:
+        try:
+            self._commit(rows)
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise
+            self._move_away(f"{DATABASE}-journal", DATABASE)
+            self._commit(rows)
+
+    def _commit(self, rows: list[Row]) -> None:
         with contextlib.closing(self._connect()) as connection:
             connection.execute("BEGIN IMMEDIATE")
             # Asked for under the lock: by now the file is there and nobody replaces it.
@@ -221,12 +236,15 @@ class Store:
 
     def _put_aside(self, reason: str) -> Loaded:
         # The journal goes first: left alone, it would be rolled back into the next database of this name.
-        for name in (f"{DATABASE}-journal", LATEST, DATABASE):
+        self._move_away(f"{DATABASE}-journal", LATEST, DATABASE)
+        self._instance, self._number = secrets.token_hex(16), 0
+        return Loaded(None, reason)
+
+    def _move_away(self, *names: str) -> None:
+        for name in names:
             path = self._directory / name
             with contextlib.suppress(FileNotFoundError):
                 path.replace(path.with_name(f"{name}.unusable"))
-        self._instance, self._number = secrets.token_hex(16), 0
-        return Loaded(None, reason)
 
 
 def _identity(path: Path) -> str:

@@ -95,6 +95,46 @@ def test_the_state_is_the_owners_alone(saved: Path) -> None:
     }
 
 
+def test_a_directory_that_is_not_ours_alone_keeps_its_mode(tmp_path: Path) -> None:
+    """With `state_dir: /run` by mistake, all of the node's other programs still get at what is theirs."""
+    tmp_path.joinpath("dbus").mkdir()
+    tmp_path.chmod(0o755)
+    store = Store(tmp_path, HERE)
+    store.load()
+    store.save(checkpoint())
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / DATABASE).stat().st_mode) == 0o600
+
+
+def test_a_directory_that_is_ours_alone_is_closed_to_others(saved: Path) -> None:
+    """A directory that somebody made open, or opened since, is the owner's alone again with the next checkpoint."""
+    for name in ("agent.lock", "control.sock"):
+        saved.joinpath(name).touch()
+    saved.chmod(0o755)
+    Store(saved, HERE).load()
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("damage", [b"no database", b""])
+def test_a_file_that_is_damaged_meanwhile_is_made_anew(saved: Path, damage: bytes) -> None:
+    """What a running process knows replaces a file in which nothing is left to use, so that a restart goes on."""
+    store = Store(saved, HERE)
+    store.load()
+    (saved / DATABASE).write_bytes(damage * 1000)
+    store.save(checkpoint(2000))
+    store.save(checkpoint(3000))
+    assert Store(saved, HERE).load().checkpoint == checkpoint(3000)
+
+
+def test_a_file_that_is_cut_meanwhile_is_made_anew(saved: Path) -> None:
+    """The same where a part of it is left."""
+    store = Store(saved, HERE)
+    store.load()
+    os.truncate(saved / DATABASE, 5000)
+    store.save(checkpoint(2000))
+    assert Store(saved, HERE).load().checkpoint == checkpoint(2000)
+
+
 def test_a_successor_continues_the_numbering(saved: Path) -> None:
     """A process that loaded a state can save, and the next one can load that."""
     second = Store(saved, HERE)
