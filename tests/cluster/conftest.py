@@ -9,6 +9,13 @@ from clusterlab import prerequisites
 from clusterlab.cluster import Cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test here a quarter of an hour, with what it is the first to need: the cluster, or a run in it."""
+    for item in items:
+        if item.get_closest_marker("cluster") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Two nodes, kube-proxy by iptables, an agent on each node; skips with the reason where none can run."""

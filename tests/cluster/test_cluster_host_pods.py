@@ -69,7 +69,9 @@ def test_host_network_pods_are_told_apart(cluster: Cluster, node: Node) -> None:
         near=manifests.pod_spec(serving, node=node.name),
         far=manifests.pod_spec(serving, node=other.name),
     )
-    cluster.wait(lambda: {"client", "server", "near"} <= {pod["pod"] for pod in agent.pods()}, 60, "pods are unknown")
+    cluster.wait(
+        lambda: {"client", "server", "near"} <= {pod["pod"] for pod in agent.pods()}, complaint="pods are unknown"
+    )
     shown = {pod["pod"]: pod["addresses"] for pod in agent.pods()}
     since = cluster.measure()
 

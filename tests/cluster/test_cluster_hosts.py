@@ -54,18 +54,18 @@ def test_hosts_reach_each_other(fabric: Fabric) -> None:
     """Hosts on one fabric reach each other in both families."""
     with _host(fabric, 1) as one, _host(fabric, 2):
         for family, address in plan.host(2).items():
-            one.run(["busybox", "ping", f"-{family}", "-c", "1", "-w", "5", address])
+            one.run(["busybox", "ping", f"-{family}", "-c", "1", "-w", "60", address])
 
 
 def test_a_service_is_stopped_and_started(fabric: Fabric) -> None:
     """A service runs until it is stopped, runs again when started, and is another process then."""
     with _host(fabric, 1) as host:
         host.serve("sleeper", ["bash", "-c", "echo $$ $WORD; exec sleep 1000"], WORD="said")
-        until(lambda: "said" in host.read_log("sleeper"), 5, "nothing logged")
+        until(lambda: "said" in host.read_log("sleeper"), 60, "nothing logged")
         host.stop("sleeper")
         assert not host.runs("sleeper")
         host.start("sleeper")
-        until(lambda: host.read_log("sleeper").count("said") == 2, 5, "nothing logged")
+        until(lambda: host.read_log("sleeper").count("said") == 2, 60, "nothing logged")
         assert host.runs("sleeper")
         first, second = host.read_log("sleeper").splitlines()
         assert first != second
@@ -98,7 +98,7 @@ def test_hosts_end_with_their_harness(tmp_path: Path) -> None:
         assert len(pids) == 2
         assert all(Path("/proc", str(pid)).exists() for pid in pids)
         harness.kill()
-    until(lambda: not any(Path("/proc", str(pid)).exists() for pid in pids), 20, "hosts outlive their harness")
+    until(lambda: not any(Path("/proc", str(pid)).exists() for pid in pids), 60, "hosts outlive their harness")
 
 
 def test_leftovers_of_the_dead_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

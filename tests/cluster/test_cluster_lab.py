@@ -30,7 +30,7 @@ def test_a_reboot_keeps_the_disk_and_nothing_else(cluster: Cluster) -> None:
 
     assert node.path("/etc/kept").read_text(encoding="ascii") == "disk"
     assert not node.path("/run/lost").exists()
-    cluster.wait(lambda: cluster.get("pods", "reboot")[0]["status"]["containerStatuses"][0]["restartCount"] == 1, 90)
+    cluster.wait(lambda: cluster.get("pods", "reboot")[0]["status"]["containerStatuses"][0]["restartCount"] == 1)
     (after,) = cluster.wait_pods("reboot", 1)
     assert after["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] > started
     cluster.agents[0].wait()

@@ -120,7 +120,7 @@ def test_two_capabilities_are_enough_to_count_exactly(
         assert set(sources.values()) == {"1"}
         assert set(re.findall(r"^netacct_scrape_collector_success\{[^}]*\} ([01])", page, re.MULTILINE)) == {"1"}
         assert set(re.findall(r"^netacct_blind_spot\{[^}]*\} ([01])", page, re.MULTILINE)) == {"0"}
-    cluster.wait(lambda: all(_coverage(agent.page()) > 0.99 for agent in cluster.agents), 90, "no self-audit")
+    cluster.wait(lambda: all(_coverage(agent.page()) > 0.99 for agent in cluster.agents), complaint="no self-audit")
 
 
 def test_another_image_goes_on_where_the_old_one_stopped(cluster: Cluster, fleet: Apply, pods: Objects) -> None:
@@ -181,7 +181,7 @@ def test_host_pods_are_told_apart_from_inside_a_pod(cluster: Cluster, fleet: App
     cluster.wait_pods("daemonset", 1, "kind=whole")
     fleet(["/sys/fs/cgroup"], host_pods="cgroup")
     agent = cluster.agents[cluster.nodes.index(cluster.node_of(pods[0]))]
-    cluster.wait(lambda: "daemonset/whole" in _names(agent.pods()), 60, "the pod is not known")
+    cluster.wait(lambda: "daemonset/whole" in _names(agent.pods()), complaint="the pod is not known")
 
     for family in plan.FAMILIES:
         cluster.exec("daemonset", "whole", *traffic.udp(traffic.pod_address(pods[1], family), _PORT).split())
@@ -297,7 +297,7 @@ def _later(read: Callable[[], Totals], earlier: Totals) -> Totals:
 
 def _rolled_out(cluster: Cluster, name: str) -> None:
     try:
-        cluster.kubectl("-n", _NAMESPACE, "rollout", "status", f"daemonset/{name}", "--timeout=90s")
+        cluster.kubectl("-n", _NAMESPACE, "rollout", "status", f"daemonset/{name}", "--timeout=240s")
     except AssertionError:
         print(cluster.kubectl("-n", _NAMESPACE, "describe", "pods"))
         print(cluster.kubectl("-n", _NAMESPACE, "logs", f"daemonset/{name}", "--all-containers", "--all-pods"))
@@ -314,7 +314,7 @@ def _is_rolled_out(cluster: Cluster) -> bool:
 
 def _delete(cluster: Cluster, name: str) -> None:
     cluster.kubectl("-n", _NAMESPACE, "delete", "daemonset", name)
-    cluster.wait(lambda: not cluster.get("pods", _NAMESPACE), 90, "pods of the DaemonSet do not end")
+    cluster.wait(lambda: not cluster.get("pods", _NAMESPACE), 240, "pods of the DaemonSet do not end")
 
 
 def _inside(cluster: Cluster, pod: str, *argv: str) -> str:

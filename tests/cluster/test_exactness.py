@@ -35,8 +35,8 @@ _SOURCES = ("cni", "kubelet-pods-api", "kubelet", "cri")
 _LINK_HEADER = 14
 _CHATTER = Count(4096, 48)
 """What a pod's interface may carry besides what is counted: ARP, neighbour and router discovery, MLD."""
-_HOUSEKEEPING = 45.0
-"""Seconds by which cAdvisor has looked at each pod again."""
+_HOUSEKEEPING = 120.0
+"""Seconds by which cAdvisor has looked at each pod again, also on a slow machine."""
 _NOTHING = Count(0, 0)
 _IPTABLES = {"iptables": "legacy", "nftables": "nft"}
 """The kind of iptables(8) on the nodes, by the mode of kube-proxy."""
@@ -373,20 +373,17 @@ def test_each_source_alone(run: Run, source: str, tmp_path: Path) -> None:
     assert source != "cni" or not missed
 
 
-def test_polled_sources_miss_brief_pods(run: Run) -> None:
-    """Of pods that live a second, a source that asks every few seconds does not see all; CNI sees each."""
+def test_no_pod_is_too_brief_for_cni(run: Run) -> None:
+    """CNI sees each pod that lives for a second; whether one who asks every few seconds does is chance."""
     brief = {key for key, pod in run.pods.items() if "wave" in pod["metadata"]["labels"]}
     seen = {
-        source: {
-            (each.pod.namespace, each.pod.name)
-            for record in run.records.values()
-            for _, each in replay.said_by(record, source)
-            if each.present
-        }
-        for source in _SOURCES
+        (each.pod.namespace, each.pod.name)
+        for record in run.records.values()
+        for _, each in replay.said_by(record, "cni")
+        if each.present
     }
-    assert brief <= seen["cni"]
-    assert not (brief <= seen["kubelet"] and brief <= seen["cri"])
+    assert brief
+    assert brief <= seen
 
 
 def test_the_api_server_is_never_asked(cluster: Cluster, run: Run) -> None:

@@ -55,7 +55,7 @@ def until_found(node: Node, expected: set[tuple[str, str]], *providers: str) -> 
         last[:] = [found(node, *providers)]
         return set(last[0]) == expected
 
-    until(told, 60, lambda: f"found {last}, not {expected}: {node.read_log(KUBE_PROXY)}")
+    until(told, 120, lambda: f"found {last}, not {expected}: {node.read_log(KUBE_PROXY)}")
     return last[0]
 
 

@@ -70,7 +70,7 @@ class Listener:
         """Whether a pod has been told of."""
         return name in self.pods()
 
-    def until(self, addresses: dict[str, set[str]], patience: float = 30.0) -> None:
+    def until(self, addresses: dict[str, set[str]], patience: float = 120.0) -> None:
         """Wait until the pods with their addresses are these."""
         until(lambda: self.addresses() == addresses, patience, lambda: f"{self.addresses()} is not {addresses}")
 
@@ -101,7 +101,7 @@ class Sources:
             _until(source.healthy, lambda health: health.up)
 
 
-def _until(healthy: Callable[[], Health], holds: Callable[[Health], bool], patience: float = 60.0) -> None:
+def _until(healthy: Callable[[], Health], holds: Callable[[Health], bool], patience: float = 120.0) -> None:
     until(lambda: holds(healthy()), patience, lambda: str(healthy()))
 
 
@@ -207,4 +207,4 @@ def test_kubelet_and_containerd_restart(cluster: Cluster) -> None:
 
         cluster.apply(manifests.pod(_NAMESPACE, "late", manifests.pod_spec(manifests.container(), node=node.name)))
         for listener in (sources.kubelet, sources.runtime):
-            until(functools.partial(listener.knows, "late"), 60, "a later pod is not told")
+            until(functools.partial(listener.knows, "late"), 120, "a later pod is not told")

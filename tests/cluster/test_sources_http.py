@@ -67,7 +67,7 @@ class Told:
             found.setdefault(seen.pod.uid, set()).add("whole" if seen.ip == WHOLE else unpack(seen.ip))
         return found
 
-    def until(self, expected: Callable[[], dict[str, set[str]]], patience: float = 60.0) -> None:
+    def until(self, expected: Callable[[], dict[str, set[str]]], patience: float = 120.0) -> None:
         """Wait until the pods with their addresses are these."""
         until(lambda: self.addresses() == expected(), patience, lambda: f"{self.addresses()} is not {expected()}")
 
@@ -88,7 +88,7 @@ class _Running:
 
     def until(self, holds: Callable[[Health], bool]) -> Health:
         """Wait until its health is as expected."""
-        until(lambda: holds(self.source.healthy()), 60, lambda: str(self.source.healthy()))
+        until(lambda: holds(self.source.healthy()), 120, lambda: str(self.source.healthy()))
         return self.source.healthy()
 
 
@@ -124,7 +124,7 @@ def node(cluster: Cluster) -> Iterator[Node]:
 def _run_pod(cluster: Cluster, node: Node, name: str) -> None:
     """Make one more pod on the node, and wait until it runs."""
     cluster.apply(manifests.pod(_NAMESPACE, name, manifests.pod_spec(manifests.container(), node=node.name)))
-    cluster.kubectl("wait", "pod", "-n", _NAMESPACE, name, "--for=condition=Ready", "--timeout=60s")
+    cluster.kubectl("wait", "pod", "-n", _NAMESPACE, name, "--for=condition=Ready", "--timeout=240s")
 
 
 def _delete_pod(cluster: Cluster, name: str) -> None:

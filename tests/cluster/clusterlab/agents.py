@@ -50,7 +50,7 @@ class Agent:
         self._host.write("/etc/netacct/policy.yaml", json.dumps(plan.POLICY))
         self._host.write("/etc/netacct/netacct.yaml", json.dumps({**CONFIG, **settings}))
 
-    def wait(self, patience: float = 30.0) -> None:
+    def wait(self, patience: float = 90.0) -> None:
         """Wait until /readyz says so."""
         until(self._is_ready, patience, lambda: f"{self._host.name}: the agent is not ready: {self.log}")
 
@@ -72,7 +72,7 @@ class Agent:
         """The end of its log."""
         return self._host.read_log(SERVICE, 10_000)
 
-    def get(self, path: str, timeout: float = 15.0) -> tuple[int, str]:
+    def get(self, path: str, timeout: float = 60.0) -> tuple[int, str]:
         """Status and body of a page. Raises OSError where nobody answers."""
         with self._host.entered():
             end = socket.create_connection(("127.0.0.1", PORT), timeout)

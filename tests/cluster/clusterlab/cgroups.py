@@ -35,7 +35,7 @@ def make(name: str) -> None:
             _delegate(folder)
 
 
-def remove(name: str, patience: float = 30.0) -> None:
+def remove(name: str, patience: float = 60.0) -> None:
     """Remove the folder `name` of every hierarchy, with all below it, as soon as their processes have ended."""
     end = time.monotonic() + patience
     while left := [root / name for root in hierarchies() if root.joinpath(name).exists()]:

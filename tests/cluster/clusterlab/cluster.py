@@ -141,7 +141,7 @@ class Cluster:
                 stack.callback(host.remove if isinstance(host, Node) else host.kill)
             self._hosts.clear()
 
-    def wait_ready(self, patience: float = 120.0) -> None:
+    def wait_ready(self, patience: float = 240.0) -> None:
         """Wait until every node is Ready and the namespace `default` takes pods."""
         until(lambda: self._ready() == self._number, patience, lambda: f"nodes are not Ready: {self._logs()}")
         self._wait_account("default")
@@ -173,7 +173,7 @@ class Cluster:
         """A new namespace takes no pod before its ServiceAccount is there."""
         until(
             lambda: self.control_plane.kubectl("get", "-n", namespace, "sa", "default", check=False).returncode == 0,
-            30,
+            120,
             f"no ServiceAccount in {namespace}",
         )
 
@@ -204,7 +204,7 @@ class Cluster:
         return items
 
     def wait_pods(
-        self, namespace: str, number: int, selector: str = "", phase: str = "Running", patience: float = 90.0
+        self, namespace: str, number: int, selector: str = "", phase: str = "Running", patience: float = 240.0
     ) -> list[dict[str, Any]]:
         """Wait until so many pods are in a phase (`Running`: and ready), and return them by name."""
         found: list[dict[str, Any]] = []
@@ -240,7 +240,7 @@ class Cluster:
         """What the pods of each node sent and received, by the node's name."""
         return {node.name: node.truth.read() for node in self.nodes}
 
-    def settled_truth(self, patience: float = 60.0) -> dict[str, dict[PodId, Flows]]:
+    def settled_truth(self, patience: float = 120.0) -> dict[str, dict[PodId, Flows]]:
         """The same, when no pod has sent or received anything for longer than the agent's readings are old."""
         end = time.monotonic() + patience
         before = self.truth()
@@ -266,7 +266,7 @@ class Cluster:
                     known.host_ports |= _host_ports(pod)
         return known
 
-    def measure(self, patience: float = 60.0) -> Measurement:
+    def measure(self, patience: float = 120.0) -> Measurement:
         """What pods sent and what running agents counted so far, by node, read while nothing is sent.
 
         Until what pods counted is the same before and after the scrapes, it is done again. Raises HostError when that
@@ -284,7 +284,7 @@ class Cluster:
         sent = {node.name: classes.expected(before[node.name], self.translations(node)) for node in nodes}
         return Measurement(sent, counted)
 
-    def differences(self, since: Measurement | None = None, patience: float = 60.0) -> list[Difference]:
+    def differences(self, since: Measurement | None = None, patience: float = 120.0) -> list[Difference]:
         """Every pod series of every running agent that is not what pods sent and received, to the byte and packet.
 
         Args:
@@ -309,7 +309,7 @@ class Cluster:
     def _running(self) -> list[tuple[Node, Agent]]:
         return [(node, agent) for node, agent in zip(self.nodes, self.agents, strict=True) if agent.runs]
 
-    def wait(self, condition: Callable[[], object], patience: float = 60.0, complaint: str = "did not happen") -> None:
+    def wait(self, condition: Callable[[], object], patience: float = 120.0, complaint: str = "did not happen") -> None:
         """Wait until a condition holds. Raises HostError."""
         until(condition, patience, complaint)
 

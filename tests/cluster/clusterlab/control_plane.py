@@ -86,7 +86,7 @@ class ControlPlane(Host):
             ],
         )
 
-    def serve_rest(self, patience: float = 90.0) -> None:
+    def serve_rest(self, patience: float = 240.0) -> None:
         """Wait for the API server, then start the others: earlier, they would end for lack of RBAC."""
         self.wait_api(patience)
         self.serve(
@@ -115,7 +115,7 @@ class ControlPlane(Host):
             ],
         )
 
-    def wait_api(self, patience: float = 60.0) -> None:
+    def wait_api(self, patience: float = 120.0) -> None:
         """Wait until the API server says that it is ready."""
         until(
             lambda: self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0,
@@ -124,7 +124,7 @@ class ControlPlane(Host):
         )
 
     def kubectl(
-        self, *arguments: str, text: str | None = None, check: bool = True, timeout: float = 120.0
+        self, *arguments: str, text: str | None = None, check: bool = True, timeout: float = 300.0
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl as cluster administrator."""
         command = [str(self._programs / "kubectl"), f"--kubeconfig={self._pki.path('admin.kubeconfig')}"]

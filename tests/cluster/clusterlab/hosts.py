@@ -24,7 +24,7 @@ from clusterlab import plan
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000  # <linux/sched.h>
-_START = 20.0
+_START = 60.0
 
 _FABRIC = """\
 set -eu
@@ -146,7 +146,12 @@ class Namespaces:
         """Run ip(8) commands in the network namespace, with the pids of the machine."""
         text = "\n".join(commands)
         done = subprocess.run(
-            [*self.enter("n"), "ip", "-batch", "-"], input=text, capture_output=True, text=True, check=False, timeout=30
+            [*self.enter("n"), "ip", "-batch", "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         if done.returncode:
             raise HostError(f"{self.name}: ip: {done.stderr.strip()}\n{text}")
@@ -212,7 +217,7 @@ class Host(Namespaces):
         )
 
     def run(
-        self, argv: Sequence[str], text: str | None = None, *, check: bool = True, timeout: float = 60.0
+        self, argv: Sequence[str], text: str | None = None, *, check: bool = True, timeout: float = 120.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside, with `text` as its input. Raises HostError where it fails and `check` is set."""
         done = subprocess.run(
@@ -243,7 +248,7 @@ class Host(Namespaces):
     @staticmethod
     def signal_of(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
         """Send a signal to what `popen` started: to the command, not to the nsenter(1) around it."""
-        until(lambda: _children(process.pid) or process.poll() is not None, 5, "the command does not start")
+        until(lambda: _children(process.pid) or process.poll() is not None, 60, "the command does not start")
         for child in _children(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, number)
@@ -270,7 +275,7 @@ class Host(Namespaces):
             process.wait(patience)
         except subprocess.TimeoutExpired:
             self.signal_of(process, signal.SIGKILL)
-            process.wait(20)
+            process.wait(60)
             raise HostError(f"{self.name}: {service} does not stop: {self.read_log(service)}") from None
 
     def runs(self, service: str) -> bool:

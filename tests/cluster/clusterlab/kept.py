@@ -60,7 +60,7 @@ def down() -> None:
     alive = [pid for pid, started in hosts if _started(pid) == started]  # else somebody else has got the number
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(map(_started, alive)), 20, "hosts do not end")
+    until(lambda: not any(map(_started, alive)), 60, "hosts do not end")
     for name in state["cgroups"]:
         cgroups.remove(name)
     shutil.rmtree(WORK)

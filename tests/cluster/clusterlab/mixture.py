@@ -74,7 +74,7 @@ class Mixture:
             self._run_brief(f"{name}-{wave}")
         cluster.wait_pods(NAMESPACE, 1, f"app={name}-odd", "Succeeded")
         cluster.wait_pods(NAMESPACE, len(cluster.nodes), "app=static")
-        cluster.wait_pods(NAMESPACE, 1, "app=nightly", "Succeeded", patience=150)
+        cluster.wait_pods(NAMESPACE, 1, "app=nightly", "Succeeded", patience=300)
         cluster.kubectl("patch", "cronjob", "-n", NAMESPACE, "nightly", "-p", '{"spec": {"suspend": true}}')
         return [pod for namespace in NAMESPACES for pod in cluster.get("pods", namespace)]
 

@@ -77,7 +77,7 @@ class Node(Host):
         self.serve(CONTAINERD, [str(self._programs / "containerd"), "-c", configuration], **path)
         self.import_image(archive)
 
-    def import_image(self, archive: Path, patience: float = 60.0) -> None:
+    def import_image(self, archive: Path, patience: float = 180.0) -> None:
         """Import an archive of `docker save` for the kubelet's pods; waits for containerd."""
         said = ""
 
@@ -145,7 +145,7 @@ class Node(Host):
         self._ready_network()
         if CONTAINERD in services:  # a kubelet without it ends, and nobody starts it again here
             self.start(CONTAINERD)
-            until(self._runtime_answers, 60, lambda: f"{self.name}: no containerd: {self.read_log(CONTAINERD)}")
+            until(self._runtime_answers, 120, lambda: f"{self.name}: no containerd: {self.read_log(CONTAINERD)}")
         super()._power_on([service for service in services if service != CONTAINERD])
 
     def _runtime_answers(self) -> bool:

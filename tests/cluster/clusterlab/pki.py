@@ -55,6 +55,6 @@ class Pki:
 
     def _openssl(self, *arguments: str) -> None:
         done = subprocess.run(
-            ["openssl", *arguments], cwd=self.folder, capture_output=True, text=True, check=False, timeout=60
+            ["openssl", *arguments], cwd=self.folder, capture_output=True, text=True, check=False, timeout=120
         )
         assert done.returncode == 0, f"openssl {' '.join(arguments)}: {done.stderr}"

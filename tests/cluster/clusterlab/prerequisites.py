@@ -58,7 +58,7 @@ def require() -> Path:
         lacking.append("a static /bin/busybox")
     if lacking:
         raise MissingError(f"{', '.join(lacking)} missing (tools/setup cluster installs what Debian has)")
-    done = subprocess.run(["unshare", "-nmpf", "true"], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(["unshare", "-nmpf", "true"], capture_output=True, text=True, check=False, timeout=120)
     if done.returncode:
         raise MissingError(f"namespaces cannot be made: {done.stderr.strip()}")
     if fault := cgroups.writable():
