@@ -220,8 +220,10 @@ class NftablesDatapath:
                 changes.append(nft.flush_table(family))
                 continue
             layout = layouts[family]
-            members = self._members(family)
+            members, known = self._members(family), dict(sets[family].names)
             writer.fill(sets[family].prepare(present[family], members))
+            if sets[family].names != known:
+                self._require_counters(family)
             writer.fill(nft_chains.made_before(self._reader, layout))
             for content in layout.contents:
                 if (family, content.name) not in self._filled:
@@ -238,6 +240,12 @@ class NftablesDatapath:
         after = self._drop(retired, keep)
         writer.commit([nft.delete_table(family) for family in tables if family not in layouts])
         return Snapshot(after.at, before.readings + after.readings)
+
+    def _require_counters(self, family: Family) -> None:
+        """Raise MissingFeatureError where sets that were made do not count: an older kernel says nothing of that."""
+        ours, found = self._sets[family].names.values(), self._reader.sets(family)
+        if any(name in ours and not info.counts for name, info in found.items()):
+            raise MissingFeatureError("nf_tables of this kernel has no sets with counters, which came with Linux 5.7")
 
     def _move_over(self, changes: list[Message]) -> None:
         """Let the rules be those of the layouts, in one transaction. MissingFeatureError where they ask too much."""

@@ -157,6 +157,17 @@ def test_an_older_kernel_gets_a_plain_table(netns: support.Netns, monkeypatch: p
     datapath.close()
 
 
+def test_a_kernel_whose_sets_do_not_count_is_named(netns: support.Netns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels before 5.7 ignore that a set shall count; nothing is hooked in then, and the error says what lacks."""
+    del netns
+    monkeypatch.setattr(nft, "SET_EXPRESSION", 99)  # an attribute that no kernel knows, nor tells of
+    datapath = NftablesDatapath()
+    with pytest.raises(MissingFeatureError, match=r"no sets with counters, which came with Linux 5\.7"):
+        datapath.install(plan())
+    assert "hook" not in support.sh("nft list ruleset")
+    datapath.close()
+
+
 def test_a_reset_takes_the_epoch_and_is_noticed(datapath: NftablesDatapath) -> None:
     """`nft reset` of a set zeroes counters without a trace in the generation; the set is unreadable until repaired."""
     before = epochs(datapath.read())
