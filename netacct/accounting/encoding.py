@@ -1,8 +1,8 @@
 """A checkpoint as rows of plain values, and back. Pure.
 
 Rows are (name, text or blob). Counters are the bulk of it, and go as two blobs per set: the addresses, packed, one
-after the other, and their bytes and packets as native unsigned 64-bit numbers (a store never leaves its machine).
-Everything else is JSON, with -Infinity for a time that nobody knows.
+after the other, and their bytes and packets as native unsigned 64-bit numbers (a store never leaves its machine), or,
+where one is larger, as text. Everything else is JSON, with -Infinity for a time that nobody knows.
 """
 
 from __future__ import annotations
@@ -133,14 +133,17 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), check_circular=False)
 
 
-def _numbers(pairs: Iterable[tuple[int, int]]) -> bytes:
-    return array("Q", chain.from_iterable(pairs)).tobytes()
+def _numbers(pairs: Iterable[tuple[int, int]]) -> str | bytes:
+    numbers = [*chain.from_iterable(pairs)]
+    try:
+        return array("Q", numbers).tobytes()
+    except OverflowError:
+        return _json(numbers)  # no wire carries so much, but a counter that somebody set can say so
 
 
-def _pairs(blob: str | bytes, kind: type[Any] = tuple) -> Iterator[Any]:
-    """The pairs of a blob of numbers, as plain tuples or as `kind(first, second)`."""
-    numbers = array("Q")
-    numbers.frombytes(_blob(blob))
+def _pairs(row: str | bytes, kind: type[Any] = tuple) -> Iterator[Any]:
+    """The pairs of a row of numbers, as plain tuples or as `kind(first, second)`."""
+    numbers = json.loads(row) if isinstance(row, str) else array("Q", row)
     pairs = zip(numbers[::2], numbers[1::2], strict=True)
     return pairs if kind is tuple else (kind(*pair) for pair in pairs)
 

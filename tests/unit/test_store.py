@@ -86,6 +86,18 @@ def test_a_checkpoint_comes_back_as_it_was(saved: Path) -> None:
     assert Store(saved, HERE).load().checkpoint == checkpoint(1000)
 
 
+def test_totals_beyond_64_bits_come_back(tmp_path: Path) -> None:
+    """A counter that somebody set to its end, and set back, does not keep the agent from storing its totals."""
+    ledger = Ledger()
+    ledger.baseline(snapshot(10.0, 0), 10.0)
+    for at, value in ((20.0, 2**64 - 1), (30.0, 5), (40.0, 2**64 - 1)):
+        ledger.settle(snapshot(at, value), [Lease(pack("10.0.0.1"), POD, "box", UNBOUNDED, 5.0)], at)
+    state = Checkpoint(ledger.state(), (), Exposure().state())
+    assert max(count.bytes for count in state.ledger.series.totals.values()) > 2**64
+    Store(tmp_path, HERE).save(state)
+    assert Store(tmp_path, HERE).load().checkpoint == state
+
+
 def test_the_state_is_the_owners_alone(saved: Path) -> None:
     """Nobody else may read who talks how much: directory 0700, files 0600, whatever the umask."""
     assert stat.S_IMODE(saved.stat().st_mode) == 0o700
