@@ -71,7 +71,7 @@ class ControlServer:
             self._file = _file_at(self._path)
         except OSError as error:
             self._socket.close()
-            raise StoreError(f"{self._path}: cannot listen: {error.strerror}") from error
+            raise StoreError(f"{self._path}: cannot listen: {error.strerror or error}") from error
         self._thread = threading.Thread(target=self._serve, args=(self._socket,), name="control", daemon=True)
         self._thread.start()
 
@@ -100,10 +100,10 @@ class ControlServer:
             try:
                 connection, _ = listener.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
-                    threading.Event().wait(0.1)
-                    continue
-                return
+                if error.errno in (errno.EBADF, errno.EINVAL):  # closed, or shut down
+                    return
+                threading.Event().wait(0.1)  # out of descriptors or memory, for now
+                continue
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(REQUEST_TIMEOUT)
                 connection.sendall(self._answer(_read_line(connection, REQUEST_LIMIT)))
@@ -112,7 +112,7 @@ class ControlServer:
         try:
             request = json.loads(line)
             command = Command(str(request["command"]), dict(request.get("arguments", {})))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return _encode({"error": "not a request", "exit_code": 2})
         self._submit(command)
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from netacct.control import LOCK, SOCKET, Command, ControlServer, NoAgentError, WriterLock, ask, sole_writer
-from netacct.errors import ConfigError, NetacctError
+from netacct.errors import ConfigError, NetacctError, StoreError
 from netacct.holding import Holding
 
 
@@ -66,7 +66,11 @@ def test_without_an_agent_the_caller_is_told(tmp_path: Path) -> None:
         ask(tmp_path, "pods")
 
 
-@pytest.mark.parametrize("line", [b"\n", b"garbage\n", b"[]\n", b'{"command": "x", "arguments": 3}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "line",
+    [b"\n", b"garbage\n", b"[]\n", b'{"command": "x", "arguments": 3}\n', b"\xff\xfe\n", b"[" * 60_000 + b"\n"],
+    ids=["empty", "no JSON", "a list", "no arguments", "no text", "nested too deeply"],
+)
 def test_garbage_is_answered_and_the_next_request_works(tmp_path: Path, line: bytes) -> None:
     """A request that is none gets an error, and the server goes on."""
     with serving(tmp_path, lambda command: command.name):
@@ -77,6 +81,14 @@ def test_garbage_is_answered_and_the_next_request_works(tmp_path: Path, line: by
 
         assert answer == {"error": "not a request", "exit_code": 2}
         assert ask(tmp_path, "ping") == "ping"
+
+
+def test_a_socket_whose_path_is_too_long_is_told_in_words(tmp_path: Path) -> None:
+    """The kernel takes 107 bytes of a socket's path; a state directory that is too deep for that is named as such."""
+    deep = tmp_path / ("d" * 110)
+    deep.mkdir()
+    with pytest.raises(StoreError, match="cannot listen: AF_UNIX path too long"):
+        ControlServer(deep, lambda _: None).start()
 
 
 def test_a_large_answer_arrives_whole(tmp_path: Path) -> None:
