@@ -55,6 +55,8 @@ def listen_address(text: str) -> Listen:
         return Listen(str(ipaddress.IPv6Address(match[1])), int(match[3]))
     if re.fullmatch(r"[0-9.]+", match[2]):
         ipaddress.IPv4Address(match[2])
+    if match[2] and not all(0 < len(label) < 64 for label in match[2].removesuffix(".").split(".")):  # RFC 1035 2.3.4
+        raise ValueError(text)
     return Listen(match[2], int(match[3]))
 
 

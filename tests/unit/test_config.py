@@ -212,7 +212,8 @@ def test_listen_addresses(text: str, listen: Listen) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "19112", ":65536", "::1:80", "[::1]", "[1.2.3.4]:1", "300.1.1.1:1", "a b:1", ":-1"]
+    "text",
+    ["", "19112", ":65536", "::1:80", "[::1]", "[1.2.3.4]:1", "300.1.1.1:1", "a b:1", ":-1", "a..b:1", f"{'a' * 64}:1"],
 )
 def test_bad_listen_addresses(text: str) -> None:
     """What names no address and port is refused."""
