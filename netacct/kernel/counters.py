@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
@@ -126,12 +127,22 @@ class CounterSets:
         if key is None:
             return None
         header = ipset.read_header(self._netlink, name)
+        reading = None
         if key.scope is Scope.POD and header and may_count_pods(header):
             end = header.range[1] if header.range else None
-            # if it is gone, all that is here was counted since
-            put_sentinel(self._netlink, name, sentinel_of(key.family, end))
-        reading = self._reading(key, name)
+            try:
+                # if it is gone, all that is here was counted since
+                put_sentinel(self._netlink, name, sentinel_of(key.family, end))
+            except SetFullError:  # somebody flushed it, and packets have taken the sentinel's place
+                reading = self._full(key, name)
+        reading = reading or self._reading(key, name)
         return reading if reading and any(any(count) for count in reading.counts.values()) else None
+
+    def _full(self, key: CounterKey, name: str) -> Reading:
+        """A set that counts no more, and has no room for a sentinel: what is in it is its epoch, at each reading."""
+        counts = ipset.read_counters(self._netlink, name) or {}
+        content = repr(sorted(counts.items())).encode()
+        return Reading(key, int.from_bytes(hashlib.sha256(content).digest()[:7], "big"), counts)
 
     def read(self) -> Snapshot:
         """All counters of the layouts. Errors: DatapathError."""

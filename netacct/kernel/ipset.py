@@ -38,11 +38,11 @@ _CREATE, _LIST, _ADD, _DEL = _SUBSYSTEM | 2, _SUBSYSTEM | 7, _SUBSYSTEM | 9, _SU
 _PROTOCOL, _SETNAME, _TYPENAME, _REVISION, _FAMILY, _FLAGS, _DATA, _ADT, _LINENO = range(1, 10)
 # attributes inside _DATA, for elements and for the set's own properties
 _IP, _IP_TO, _CIDR, _CADT_FLAGS = 1, 2, 3, 8
-_HASHSIZE, _MAXELEM, _NETMASK, _REFERENCES = 18, 19, 20, 25
+_TIMEOUT, _HASHSIZE, _MAXELEM, _NETMASK, _REFERENCES = 6, 18, 19, 20, 25
 _BYTES, _PACKETS = 24, 25
 
 _LIST_SETNAME, _LIST_HEADER = 1 << 1, 1 << 2  # IPSET_FLAG_LIST_*
-_WITH_COUNTERS = 1 << 3  # IPSET_FLAG_WITH_COUNTERS
+_WITH_COUNTERS, _WITH_FORCEADD = 1 << 3, 1 << 5  # IPSET_FLAG_WITH_*
 _VERSION = attribute(_PROTOCOL, b"\x06")
 
 _ERR_FIND_TYPE, _ERR_MAX_SETS, _ERR_BUSY, _ERR_EXIST, _ERR_HASH_FULL = 4098, 4099, 4100, 4103, 4352
@@ -78,6 +78,7 @@ class Header:
     """What a set is. `hashsize` and `maxelem` are 0 for bitmaps, `netmask` is 0 where there is none.
 
     range: the first and last address of a bitmap; None for other types.
+    forgets: elements go by themselves: after a time, or to make room for others.
     """
 
     type: str
@@ -88,6 +89,7 @@ class Header:
     counters: bool
     references: int
     range: tuple[Address, Address] | None = None
+    forgets: bool = False
 
 
 class Counters(NamedTuple):
@@ -291,6 +293,7 @@ def _header(message: memoryview) -> Header:
         counters=bool(number[_CADT_FLAGS] & _WITH_COUNTERS),
         references=int.from_bytes(own.get(_REFERENCES, b""), "big"),
         range=(_packed(own[_IP]), _packed(own[_IP_TO])) if _IP_TO in own else None,
+        forgets=_TIMEOUT in own or bool(number[_CADT_FLAGS] & _WITH_FORCEADD),
     )
 
 

@@ -164,6 +164,8 @@ def suits(header: Header, spec: SetSpec) -> bool:
     """Whether a set found in the kernel is of the kind that the spec describes. A larger one than needed will do."""
     if (header.type, header.family, header.counters) != (spec.type, spec.family, spec.key is not None):
         return False
+    if header.forgets:
+        return False
     if spec.range is not None:
         return (header.range, header.netmask) == (spec.range, spec.netmask)
     return header.maxelem >= spec.size and header.hashsize >= hash_size(spec)

@@ -20,7 +20,7 @@ from support import PEER, POD, Netns, Node, counted, epochs, plan, sh, table, tx
 
 from netacct.errors import DatapathError, LockTimeoutError
 from netacct.kernel.iptables import IptablesDatapath
-from netacct.model import Count, CounterKey, Family, Scope, Snapshot, pack
+from netacct.model import Count, CounterKey, Direction, Family, Scope, Snapshot, pack
 
 pytestmark = pytest.mark.kernel
 
@@ -209,6 +209,44 @@ def test_a_foreign_set_under_our_name_is_replaced(datapath: IptablesDatapath) ->
     for name in ("nacc4-tx-pod", "nacc4-rx-pod", "nacc4-rx-node"):
         assert "Type: bitmap:ip\n" in sh(f"ipset list -t {name}")
         assert "range 10.244.1.0-10.244.1.16 counters" in sh(f"ipset list -t {name}")
+
+
+@pytest.mark.parametrize("how", ["timeout 300", "forceadd"])
+def test_a_set_that_forgets_elements_is_replaced(datapath: IptablesDatapath, how: str) -> None:
+    """A set under our name whose elements expire, or make room for others, is not counted in; what it has is kept."""
+    wide = plan(local=("10.244.0.0/16",))
+    sh(f"ipset create nacc4-tx-internet hash:ip counters hashsize 32768 maxelem 70000 {how}")
+    sh(f"ipset add nacc4-tx-internet {POD[4]} packets 2 bytes 256")
+    kept = datapath.install(wide)
+
+    assert counted(kept) == {(tx(4, "internet"), pack(POD[4])): Count(256, 2)}
+    assert datapath.verify() == []
+    assert how.partition(" ")[0] not in sh("ipset list -t nacc4-tx-internet")
+
+
+def test_a_set_that_packets_filled_after_a_flush_is_handed_over(datapath: IptablesDatapath) -> None:
+    """A full set that lost its sentinel stops neither install nor remove; its values are the same at each reading."""
+    addresses = ["10.244.1.200", "10.244.1.201", "10.244.1.202"]
+    sh("ipset create nacc4-tx-pod hash:ip counters maxelem 3", "ipset create nacc4+rx-pod hash:ip counters maxelem 3")
+    for name in ("nacc4-tx-pod", "nacc4+rx-pod"):
+        sh(*(f"ipset add {name} {ip} packets 1 bytes {100 + at}" for at, ip in enumerate(addresses)))
+    failed: list[Snapshot] = []
+
+    def fail(snapshot: Snapshot) -> None:
+        failed.append(snapshot)
+        raise OSError
+
+    with pytest.raises(OSError):  # noqa: PT011  # an agent that ends before its books are stored
+        datapath.install(plan(), fail)
+    kept = datapath.install(plan())
+    removed = datapath.remove()
+
+    assert [(found.epoch, found.counts) for found in failed[0].readings] == [
+        (found.epoch, found.counts) for found in kept.readings if found.key.direction is Direction.RECEIVE
+    ]
+    assert sorted(octets for octets, _ in counted(kept).values()) == [100, 100, 101, 101, 102, 102]
+    assert removed.readings == ()
+    assert sh("ipset list -n") == ""
 
 
 @pytest.mark.parametrize("name", ["nacc4-to-internet", "nacc6-hi-node", "nacc4-ho", "nacc4-to-my-long-class"])
