@@ -5,7 +5,7 @@
 - The source `file`: `file`, `pods_file`. The source `cni`: `cni`, `cni_cache`.
 - The source `kubelet-pods-api`: `kubelet_pods_api`, `pod_book`; what is known of a pod, by whichever way it is told:
   `kube_pod`, `kube_proto`, `multus`.
-- The source `kubelet`: `kubelet`, `https`, `json_list`, `node`.
+- The source `kubelet`: `kubelet`, `https`, `apart`, `json_list`, `node`.
 - The source `cri`: `cri`; gRPC for both that speak it: `grpc_calls`, `grpc_messages`.
 - The source `apiserver`: `apiserver`, `reflector`, `kube_api`.
 - The sources `azure-cni` and `aws-cni`: `azure_cni`, `aws_cni`, `state_file`. The source `veth`: `veth`,

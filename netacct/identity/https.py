@@ -15,15 +15,17 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from netacct import plainfile
 from netacct.errors import NetacctError
+from netacct.identity.apart import Apart
 
 CONNECT_SECONDS = 4.0
-"""For the connection, and again for the TLS handshake."""
+"""For a name to be resolved, for each connection, and for the TLS handshake."""
 
 CHUNK = 65536
 
@@ -33,6 +35,10 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 _CERTIFICATE_SIZE = 1 << 20
 
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, openssl/x509_vfy.h: the ssl module has no name for it
+
+
+Resolved: TypeAlias = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+"""What socket.getaddrinfo says of one address."""
 
 
 class UnreachableError(NetacctError):
@@ -202,8 +208,7 @@ class Exchange:
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS says no goodbye: it could block
 
-    @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether `end` was called."""
         return self._ended
 
@@ -250,9 +255,7 @@ class Exchange:
 
     def _connect(self, server: Server) -> None:
         error: OSError = ConnectionError("has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            server.address, server.port, type=socket.SOCK_STREAM
-        ):
+        for family, kind, protocol, _, address in self._resolve(server):
             plain = socket.socket(family, kind, protocol)
             try:
                 self._use(plain)
@@ -268,6 +271,14 @@ class Exchange:
             self._secure(server, plain)
             return
         raise error
+
+    def _resolve(self, server: Server) -> Sequence[Resolved]:
+        """The addresses of a server: resolver(3) may take half a minute for a name. Raises OSError and ValueError."""
+        ask = partial(socket.getaddrinfo, server.address, server.port, type=socket.SOCK_STREAM)
+        try:
+            return ask(flags=socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            return Apart(ask, "resolver").wait(CONNECT_SECONDS, self.has_ended)
 
     def _secure(self, server: Server, plain: socket.socket) -> None:
         if server.tls is None:

@@ -7,13 +7,14 @@ Importing it costs 33 MB, so that is done when the first request is made.
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from netacct.errors import NetacctError
 from netacct.identity import https
+from netacct.identity.apart import Apart
 from netacct.identity.https import Answer, EndedError, Exchange, Server
 
 IN_CLUSTER = "auto"
@@ -24,8 +25,6 @@ FRESH_SECONDS = 60.0
 
 LOAD_SECONDS = 30.0
 """So long may that take: an exec plugin asks somebody, too."""
-
-_STEP = 0.05
 
 
 class _Loaded(NamedTuple):
@@ -45,7 +44,7 @@ class KubeApi:
     def __init__(self, kubeconfig: str = IN_CLUSTER) -> None:
         self._kubeconfig = kubeconfig
         self._loaded: _Loaded | None = None
-        self._loading: _Loading | None = None
+        self._loading: Apart[_Loaded] | None = None
 
     def get(self, exchange: Exchange, target: str, seconds: float) -> Answer:
         """Ask for `target` (path and query), and return when the answer's head is there, which may be a refusal.
@@ -74,41 +73,20 @@ class KubeApi:
 
     def _load(self, exchange: Exchange, seconds: float) -> _Loaded:
         """The credentials of now. Raises NetacctError; where they take too long, they are waited for the next time."""
-        loading = self._loading = self._loading or _Loading(self._kubeconfig)
-        deadline = time.monotonic() + seconds
-        while not loading.done.wait(_STEP):
-            if exchange.ended:
-                raise EndedError("ended")
-            if time.monotonic() > deadline:
-                raise NetacctError(f"{self._kubeconfig} gives no credentials within {seconds:g} s: what does it run?")
-        self._loading = None
-        if isinstance(loading.found, NetacctError):
-            raise loading.found
-        return loading.found
-
-
-class _Loading:
-    """Loads credentials in a thread of its own: nobody can interrupt the package while it waits for a plugin.
-
-    Attributes:
-        done: set when `found` is there.
-        found: the credentials, or why there are none.
-    """
-
-    found: _Loaded | NetacctError
-
-    def __init__(self, kubeconfig: str) -> None:
-        self.done = threading.Event()
-        threading.Thread(target=self._run, args=(kubeconfig,), name="kubeconfig", daemon=True).start()
-
-    def _run(self, kubeconfig: str) -> None:
+        loading = self._loading = self._loading or Apart(partial(_load, self._kubeconfig), "kubeconfig")
         try:
-            self.found = _load(kubeconfig)
-        except NetacctError as error:
-            self.found = error
-        except Exception as error:  # noqa: BLE001 -- whoever waits must hear of it
-            self.found = NetacctError(f"{kubeconfig} cannot be used to reach the API server: {error}")
-        self.done.set()
+            loaded = loading.wait(seconds, exchange.has_ended)
+        except TimeoutError:
+            raise NetacctError(
+                f"{self._kubeconfig} gives no credentials within {seconds:g} s: what does it run?"
+            ) from None
+        except InterruptedError:
+            raise EndedError("ended") from None
+        except Exception:
+            self._loading = None
+            raise
+        self._loading = None
+        return loaded
 
 
 def _load(kubeconfig: str) -> _Loaded:
@@ -121,18 +99,22 @@ def _load(kubeconfig: str) -> _Loaded:
         where = "the ServiceAccount's files" if kubeconfig == IN_CLUSTER else kubeconfig
         why = str(error) or type(error).__name__
         raise NetacctError(f"{where} cannot be used to reach the API server: {why}") from error
-    parts = urlsplit(str(found.host))
+    try:
+        parts = urlsplit(str(found.host))
+        port = parts.port
+    except ValueError as error:
+        raise NetacctError(f"{kubeconfig} names the server {found.host}: {error}") from error
     if not found.verify_ssl:
         raise NetacctError(
             f"{kubeconfig} turns off the check of the API server's certificate: netacct does not do that"
         )
     if parts.scheme == "https":
         context = https.trust(found.ssl_ca_cert or "", found.cert_file or "", found.key_file or "")
-        server = Server(parts.hostname or "", parts.port or 443, found.tls_server_name or parts.hostname or "", context)
+        server = Server(parts.hostname or "", port or 443, found.tls_server_name or parts.hostname or "", context)
     elif token or found.cert_file:
         raise NetacctError(f"{kubeconfig} would send credentials without TLS, to {found.host}")
     else:
-        server = Server(parts.hostname or "", parts.port or 80)
+        server = Server(parts.hostname or "", port or 80)
     return _Loaded(time.monotonic(), server, parts.path.rstrip("/"), token)
 
 

@@ -6,7 +6,9 @@ import json
 import os
 import queue
 import shutil
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from tlslab import OPENSSL, Answering, Authority, Keys, Reply, Request, Server
 
-from netacct.identity import kubelet
+from netacct.identity import https, kubelet
 from netacct.identity.kubelet import Access, KubeletSource
 from netacct.identity.source import Health, Replace, SourceEvent
 from netacct.model import WHOLE, unpack
@@ -369,6 +371,37 @@ def test_nobody_there(authority: Authority, token: Path, ask: Ask) -> None:
     reason = ask(access(gone, authority, url=gone.url.replace("http:", "https:"), token_file=str(token))).trouble()
 
     assert reason.endswith("cannot be reached: Connection refused")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A resolver that says nothing of any name; the event tells that it was asked."""
+    numbers, answered, asked = socket.getaddrinfo, threading.Event(), threading.Event()
+
+    def ask(*args: Any, **more: Any) -> list[Any]:
+        if not more.get("flags", 0) & socket.AI_NUMERICHOST:
+            asked.set()
+            answered.wait()
+        return numbers(*args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    yield asked
+    answered.set()
+
+
+def test_a_name_that_nobody_resolves(
+    authority: Authority, token: Path, ask: Ask, asked: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver that says nothing is trouble after a while, and a stop does not wait for it."""
+    named = Access("https://kubelet.example", authority.keys.certificate, token_file=str(token))
+    monkeypatch.setattr(https, "CONNECT_SECONDS", 3600.0)
+    waiting = ask(named)
+    assert asked.wait(LATENCY)
+    waiting.source.stop()
+    monkeypatch.setattr(https, "CONNECT_SECONDS", 0.1)
+
+    assert waiting.source.healthy().reason == "stopped"
+    assert ask(named).trouble() == "https://kubelet.example:10250 did not answer in time"
 
 
 def test_stop_does_not_wait_for_a_silent_kubelet(
