@@ -192,6 +192,16 @@ def pack(text: str) -> Address:
     return ipaddress.ip_address(text).packed
 
 
+def network(text: str) -> Network:
+    """The network of a CIDR, whatever its host bits; an address is one of itself. Raises ValueError for anything else.
+
+    Also for one with a zone, which ipaddress would keep: a network here is the whole node's.
+    """
+    if "%" in text:
+        raise ValueError(f"{text!r} has a zone")
+    return ipaddress.ip_network(text, strict=False)
+
+
 def unpack(ip: Address) -> str:
     """The text form (RFC 5952 for IPv6) of a packed address; `cgroup:NUMBER` of a hostNetwork pod's cgroup."""
     if is_cgroup(ip):

@@ -7,10 +7,10 @@ A fact is a `policy.Prefix`: a network, the class that it is said to be, and whe
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from netacct import model
 from netacct.model import Network
 from netacct.policy import SERVICE, Prefix, local_range_fault, sort_key
 
@@ -89,7 +89,7 @@ def read_cidrs(text: str, traffic: str, origin: str) -> tuple[list[Prefix], list
     facts, faults = [], []
     for word in filter(None, map(str.strip, text.split(","))):
         try:
-            network = ipaddress.ip_network(word, strict=False)
+            network = model.network(word)
         except ValueError:
             faults.append(f"{word[:60]!r} is no CIDR ({origin})")
             continue

@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from netacct import log, plainfile
+from netacct import log, model, plainfile
 from netacct.following import Follower, Pace, contents
 from netacct.identity.cni_cache import CONFIGURATION
 from netacct.identity.ranges_provider import Fact, Told
@@ -150,7 +150,7 @@ def _part(subnet: str, start: Any, end: Any) -> Iterator[Network]:
     """The subnet, or the part of it from `start` to `end`, as networks."""
     parts: list[Network] = []
     try:
-        whole = ipaddress.ip_network(subnet, strict=False)
+        whole = model.network(subnet)
         first = ipaddress.ip_address(str(start)) if start else whole.network_address
         last = ipaddress.ip_address(str(end)) if end else whole.broadcast_address
         if first in whole and last in whole:

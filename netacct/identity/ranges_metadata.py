@@ -6,14 +6,13 @@ thousand nodes do not come back to it in the same second.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import random
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from netacct import clock, log
+from netacct import clock, log, model
 from netacct.errors import NetacctError
 from netacct.identity.metadata_http import Answer, MetadataClient
 from netacct.identity.ranges_provider import Fact, Told
@@ -182,8 +181,8 @@ def document(answer: Answer) -> Any:
 def network(text: object) -> Network:
     """A CIDR, or an address as /32 or /128; bits behind the prefix are dropped. Raises UnansweredError."""
     try:
-        if isinstance(text, str) and "%" not in text:  # Python would keep a zone
-            return ipaddress.ip_network(text, strict=False)
+        if isinstance(text, str):
+            return model.network(text)
     except ValueError:
         pass
     raise UnansweredError(f"the answer has {text!r:.60} in place of an address")

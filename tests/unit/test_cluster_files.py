@@ -218,6 +218,7 @@ def test_a_default_route_is_no_cluster_range() -> None:
         "169.254.0.0/16": "169.254.0.0/16 is link-local, which no router forwards",
         "224.0.0.0/8": "224.0.0.0/8 holds multicast addresses, which are nobody's",
         "10.244.0.0/33": "'10.244.0.0/33' is no CIDR",
+        "fd00::%eth0/64": "'fd00::%eth0/64' is no CIDR",
     }.items():
         facts, faults = cluster_flannel.parse_subnet_file(f"FLANNEL_NETWORK={text}", "f")
         assert (facts, faults) == ([], [f"{why} (found in f (FLANNEL_NETWORK))"])

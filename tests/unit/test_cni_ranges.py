@@ -91,6 +91,7 @@ def test_only_the_first_network_counts(tmp_path: Path) -> None:
         ("{}", "no network configuration"),
         ("[" * 100_000, "not JSON"),
         (conflist({"type": "host-local", "subnet": "10.0.0.0/33"}), "no range"),
+        (conflist({"type": "host-local", "subnet": "fd00::%eth0/64"}), "no range"),
         (conflist({"type": "host-local", "subnet": "10.0.0.0/24", "rangeEnd": "10.0.1.0"}), "no range"),
         (conflist({"type": "host-local", "subnet": "10.0.0.0/24", "rangeStart": "fd00::1"}), "no range"),
         (conflist({"type": "host-local", "ranges": [{"subnet": "10.0.0.0/24"}]}), "list of lists"),
