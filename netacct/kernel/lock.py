@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from netacct.errors import LockTimeoutError, PermissionRefusedError
+from netacct.errors import DatapathError, LockTimeoutError, PermissionRefusedError
 
 DEFAULT_PATH = "/run/xtables.lock"
 PATIENCE = 10.0
@@ -34,20 +34,25 @@ def xtables_lock(patience: float = PATIENCE) -> Iterator[None]:
 
     The file is opened anew each time: somebody may have replaced it, and an flock belongs to the open file.
 
-    Errors: LockTimeoutError, naming the file and, where /proc/locks tells, the holder; PermissionRefusedError.
+    Errors: LockTimeoutError, naming the file and, where /proc/locks tells, the holder; PermissionRefusedError;
+        DatapathError where the file cannot be had for another reason.
     """
     path = lock_path()
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise PermissionRefusedError(
-            f"{path}: cannot open the xtables lock: {error.strerror} (root is needed, or XTABLES_LOCKFILE)"
-        ) from error
+    except PermissionError as error:
+        raise PermissionRefusedError(f"{_unopened(path, error)} (root is needed, or XTABLES_LOCKFILE)") from error
+    except OSError as error:  # a full file system, a directory in its place: to try again may help
+        raise DatapathError(_unopened(path, error)) from error
     try:
         _wait(descriptor, path, patience)
         yield
     finally:
         os.close(descriptor)
+
+
+def _unopened(path: Path, error: OSError) -> str:
+    return f"{path}: cannot open the xtables lock: {error.strerror}"
 
 
 def _wait(descriptor: int, path: Path, patience: float) -> None:
@@ -71,6 +76,7 @@ def _holder(descriptor: int) -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
             fields = line.split()
-            if "->" not in fields and "FLOCK" in fields and file in fields:
+            # 0: in a PID namespace that we do not see
+            if "->" not in fields and "FLOCK" in fields and file in fields and int(fields[4]) > 0:
                 return f"process {fields[4]}"
     return "another process"

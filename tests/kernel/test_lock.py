@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 from support import PATIENCE
 
-from netacct.errors import LockTimeoutError, PermissionRefusedError
+from netacct.errors import DatapathError, LockTimeoutError
 from netacct.kernel.lock import DEFAULT_PATH, lock_path, xtables_lock
 
 
@@ -80,10 +82,30 @@ def test_a_replaced_file_is_opened_anew(path: Path) -> None:
             assert path.exists()
 
 
-def test_a_file_that_cannot_be_opened_is_an_error_of_permission(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message names the file and what would help."""
-    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "missing" / "lock"))
-    with pytest.raises(PermissionRefusedError, match="missing/lock: cannot open the xtables lock"), xtables_lock():
+def test_a_file_that_may_not_be_opened_is_an_error_of_permission(path: Path) -> None:
+    """Who may not open the lock learns its name and what would help."""
+    program = (
+        "import os\nfrom netacct.kernel.lock import xtables_lock\nos.setresuid(65534, 65534, 65534)\n"
+        "with xtables_lock(): pass"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert f"PermissionRefusedError: {path}: cannot open the xtables lock: Permission denied (root is" in done.stderr
+
+
+def test_a_file_that_cannot_be_had_is_no_error_of_permission(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lock cannot be had for now (a directory in its place, no directory), to start anew may help."""
+    path.mkdir()  # as the kubelet does for a hostPath without a type
+    with pytest.raises(DatapathError, match=f"{path}: cannot open the xtables lock: Is a directory"), xtables_lock():
         pass
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(path / "missing" / "lock"))
+    with pytest.raises(DatapathError, match="missing/lock: cannot open the xtables lock"), xtables_lock():
+        pass
+
+
+def test_a_holder_out_of_sight_has_no_number(path: Path) -> None:
+    """To a container with processes of its own the kernel shows other holders as 0, which is nobody to look for."""
+    program = "from netacct.kernel.lock import xtables_lock\nwith xtables_lock(0): pass"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program]
+    with xtables_lock():
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert f"LockTimeoutError: {path} is held by another process for over" in done.stderr

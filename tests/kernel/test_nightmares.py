@@ -28,7 +28,7 @@ from lab import ADDRESSES, PODS, Lab, namespace, topology
 from support import OTHER_POD, POD, Node, eventually
 
 from netacct import policy_file
-from netacct.errors import LockTimeoutError, PermissionRefusedError
+from netacct.errors import DatapathError, LockTimeoutError
 from netacct.kernel.iptables import IptablesDatapath
 from netacct.kernel.lock import lock_path
 from netacct.kernel.plan import Plan, build
@@ -327,7 +327,7 @@ def test_a_lock_file_out_of_reach_is_named(subject: Subject, monkeypatch: pytest
     """Where /run is read-only, iptables refuses by the file's name and nftables installs (tools ended with code 4)."""
     monkeypatch.setenv("XTABLES_LOCKFILE", "/proc/xtables.lock")
     if subject.name == "iptables":
-        with pytest.raises(PermissionRefusedError, match=r"/proc/xtables\.lock: cannot open"):
+        with pytest.raises(DatapathError, match=r"/proc/xtables\.lock: cannot open"):
             subject.install(plan())
         assert subject.lab.run("node", "iptables-legacy-save", "-t", "mangle").count("NETACCT") == 0
         monkeypatch.undo()
