@@ -28,6 +28,8 @@ from netacct.log import get
 from netacct.model import Address, CounterKey, Snapshot
 from netacct.moving import FindOther, OpenDatapath, goes_on, no_other
 
+_STRANGE = "removed rules that did not count for these totals"
+
 
 class _SpokeError(NetacctError):
     """An address that was silent sent or got something while its counters were about to go."""
@@ -45,7 +47,7 @@ class Counting:
         self._datapath, self._books, self._find_other = datapath, books, find_other
         self._keep: Keep = self._keep_and_forget
         self._log = get()
-        self._other: tuple[OpenDatapath, Snapshot] | None = None  # which counts until `install`
+        self._other: OpenDatapath | None = None  # which counts until `install`
         self._left: tuple[str, float] | None = None  # which counted until then
         self.snapshot = Snapshot(0.0, ())
         self.collected: dict[str, Collected] = {}
@@ -83,22 +85,21 @@ class Counting:
                 return
             if mine.readings:
                 self._destroy(self._datapath)  # first: what the books know must outlive what they do not
-            self._other = other, theirs
+            self._other = other
             stack.pop_all()
 
     def _destroy(self, stranger: Datapath) -> None:
         stranger.remove(keep_nothing)
-        self._log.warning("removed rules that did not count for these totals", datapath=stranger.name)
+        self._log.warning(_STRANGE, datapath=stranger.name)
 
     def _leave_other(self) -> None:
         """Book and take away what counted until now. Only just before something else counts: nothing does meanwhile."""
         if self._other is None:
             return
-        other, theirs = self._other
-        begin = clock.now()
+        other, begin = self._other, clock.now()
         with contextlib.closing(other):
             other.remove(self._keep)
-        self._forget_unused(theirs, ())
+        self._forget_but(())
         self._other, self._left = None, (other.name, begin)
 
     def refresh(self) -> None:
@@ -114,7 +115,6 @@ class Counting:
 
     def install(self, plan: Plan) -> None:
         """Bring the kernel to the plan; what it drops is booked and stored before it is gone."""
-        before = self.snapshot
         self._leave_other()
         self._datapath.install(plan, self._keep)
         self._datapath.add(lease.ip for lease in self._books.leases.open_leases())
@@ -124,7 +124,7 @@ class Counting:
             gap = round(clock.now() - since, 3)  # an upper bound: rules were hooked until somewhat later, and are since
             self._log.warning("moved to another datapath", was=name, now=self._datapath.name, gap_seconds=gap)
         self.refresh()
-        self._forget_unused(before, {reading.key for reading in self.snapshot.readings})
+        self._forget_but({*(reading.key for reading in self.snapshot.readings), *self.snapshot.unreadable})
 
     def remove(self) -> None:
         """Take everything away, booked and stored."""
@@ -132,12 +132,17 @@ class Counting:
         self._leave_other()
         self._datapath.remove(self._keep)
         self._keep = self._keep_and_forget
-        self._forget_unused(self.snapshot, ())
+        self._forget_but(())
         self.snapshot = Snapshot(clock.now(), ())
         self._left = None
 
     def move(self, datapath: Datapath) -> None:
-        """Book and take away everything, and count with another datapath from the next `install` on."""
+        """Book and take away everything, and count with another datapath from the next `install` on.
+
+        What somebody else left there counted beside ours until now, and is destroyed first: it would be booked again.
+        """
+        if datapath.remove(keep_nothing).readings:
+            self._log.warning(_STRANGE, datapath=datapath.name)
         name, begin = self._datapath.name, clock.now()
         self.remove()
         self._datapath, self._left = datapath, (name, begin)
@@ -171,9 +176,8 @@ class Counting:
             if any(stored.get(reading.key, {}).get(ip) != count for ip, count in reading.counts.items()):
                 raise _SpokeError
 
-    def _forget_unused(self, before: Snapshot, present: Collection[CounterKey]) -> None:
-        """Forget sets that are gone without ever having counted: the datapath does not hand those over."""
-        gone = [reading for reading in before.readings if reading.key not in present]
-        unused = tuple(reading for reading in gone if not any(map(any, reading.counts.values())))
+    def _forget_but(self, present: Collection[CounterKey]) -> None:
+        """Forget all other sets: those that the datapath did not hand over, because they never counted or were lost."""
         at = max(clock.now(), self._books.ledger.at)
-        self._books.settle(Snapshot(at, unused), at, final=True)
+        self._books.settle(Snapshot(at, ()), at)
+        self._books.ledger.forget_but(present)

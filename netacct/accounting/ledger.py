@@ -42,7 +42,7 @@ Invariants (tests/property/test_ledger_laws.py)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -226,6 +226,12 @@ class Ledger:
         self._series.book(lease.pod, flow, count, at)
         self.tallies.add(lease, flow, count)
         self.must_save = True
+
+    def forget_but(self, present: Collection[CounterKey]) -> None:
+        """Forget the sets that the kernel has no more. Each would hold up `since`, and with it every closed lease."""
+        for key in self._sets.keys() - present:
+            del self._sets[key]
+            self.must_save = True
 
     def saved(self) -> None:
         """A store holds this ledger's `state()` now."""

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from agentnode import INTERNET, A, Node, pods
 
-from netacct import clock, marking
+from netacct import clock, marking, policy_file
 from netacct.agent import Agent
 from netacct.errors import DatapathError, NetacctError
 from netacct.model import pack
@@ -45,6 +45,27 @@ def test_leases_stay_while_counters_cannot_be_read(node: Node) -> None:
     node.count(A, 7)
     agent.stop()
     assert node.sent() == {"a": 100, "b": 7}
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_class_that_goes_after_its_sets_were_lost_holds_nothing_up(node: Node, is_running: bool) -> None:
+    """Counters that somebody destroyed, and that the next policy does not bring back, delay no account of a pod."""
+    policy = Path(node.config.policy)
+    policy.write_text(policy.read_text().replace("pod: {}", "pod: {}, storage: {cidrs: [198.51.100.0/24]}"))
+    node.policy = policy_file.load(str(policy))
+    agent = node.begin({A: "a"})
+    agent.view()
+    for key in [key for key in node.kernel.sets if key.traffic == "storage"]:
+        del node.kernel.sets[key]
+    node.configure()
+    if is_running:
+        agent.reconfigure(node.config, node.policy)
+    else:
+        agent.stop()
+        agent = node.begin({A: "a"})
+    node.count(A, 100)
+    agent.observe([pods({A: "b"})])
+    assert node.accounts() == [("a", 100)]
 
 
 @pytest.mark.parametrize("broken", ["read", "install"])
