@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     `argv` is without the program's name; the process's own by default. A `NetacctError` becomes one line on stderr and
     its exit code. argparse itself exits (SystemExit) with 2 for a wrong command line and with 0 after --help.
     """
+    _open_standard_files()
     args = parser().parse_args(argv)
     try:
         code: int = args.run(args)
@@ -49,6 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         _give_up_output()
         return EX_FAILURE
     return code
+
+
+def _open_standard_files() -> None:
+    """Where stdin, stdout or stderr was closed (`>&-`), put /dev/null in its place.
+
+    Else Python has none to write to, and the next file or socket gets the number: a database, into which a library then
+    prints its complaints.
+    """
+    for number, mode in enumerate("rww"):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free is this one
+            name = ("stdin", "stdout", "stderr")[number]
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 -- for good
 
 
 def _words(error: OSError) -> str:

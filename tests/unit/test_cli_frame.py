@@ -208,6 +208,24 @@ def test_a_reader_that_leaves_is_no_error(files: Path) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code"),
+    [(1, ["version"], 0), (2, ["check", "--config.file", "/none"], 78), (2, ["nonsense"], 2)],
+)
+def test_closed_standard_files_are_no_error(closed: int, arguments: list[str], code: int) -> None:
+    """Without stdout or stderr (`>&-`) a command has its usual exit code, and tells nobody."""
+    command = [sys.executable, "-m", "netacct", *arguments]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command], capture_output=True, check=False)
+    assert (done.returncode, (done.stdout, done.stderr)[closed - 1]) == (code, b"")
+
+
+def test_nothing_of_ours_takes_the_number_of_a_closed_standard_file() -> None:
+    """A file that a command opens is none of the first three, where libraries write their complaints."""
+    code = "from netacct.cli import main; main(['version']); f = open('/dev/null'); raise SystemExit(f.fileno() != 3)"
+    script = 'exec "$@" <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", script, "sh", sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_the_command_line_loads_nothing_heavy() -> None:
     """Building the parser and running `version` imports neither structlog, pyroute2, iptc, sqlite3 nor asyncio."""
     code = (
