@@ -19,8 +19,8 @@ from netacct.demo.netns import Namespace
 
 ROOT = Path(__file__).resolve().parents[2]
 _TOOLS = ROOT / ".tools" / "usr" / "bin"
-_START = 30.0  # seconds for a process to answer
-_STOP = 10.0  # seconds for a process to end when it was asked to
+_START = 90.0  # seconds for a process to answer
+_STOP = 60.0  # seconds for a process to end when it was asked to
 
 
 class LabError(Exception):
@@ -155,11 +155,11 @@ class Prometheus:
 
 def fetch(space: Namespace, port: int, path: str, form: str | None = None) -> str:
     """The body of a page on a namespace's loopback; with `form`, of a POST. Raises OSError where it is not served."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.sock = space.socket(socket.AF_INET, socket.SOCK_STREAM)
     headers = {"Content-Type": "application/x-www-form-urlencoded"} if form is not None else {}
     try:
-        connection.sock.settimeout(10)
+        connection.sock.settimeout(60)
         connection.sock.connect(("127.0.0.1", port))
         connection.request("GET" if form is None else "POST", path, body=form, headers=headers)
         answer = connection.getresponse()

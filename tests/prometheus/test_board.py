@@ -41,6 +41,8 @@ tenth of a second to that; one that opens just before the next would add a whole
 FRESH = 0.2
 """Seconds after a scrape within which the board is opened."""
 LIFE = 5.0
+PATIENCE = 60.0
+"""Seconds for what must come."""
 NAMESPACES = ("team-a", "team-b")
 PREDECESSOR, SHORT = "eval-0", "train-2"
 """The pod that lives for five seconds has the address of one that died before."""
@@ -175,10 +177,11 @@ class Node:
         """Put a new pod at its address."""
         self._topology.give_addresses(pod)
 
-    def scraped(self, server: Prometheus, seconds: float) -> bool:
-        """Whether this server scraped the agent within the last seconds."""
-        newest = server.scalar("timestamp(netacct_build_info)", time.time())
-        return newest is not None and time.time() - newest < seconds
+    def scraped(self, server: Prometheus, seconds: float) -> float | None:
+        """The present, if this server scraped the agent within so many seconds before it."""
+        now = time.time()
+        newest = server.scalar("timestamp(netacct_build_info)", now)
+        return now if newest is not None and now - newest < seconds else None
 
     def _start_agent(self) -> Process:
         text = CONFIG.format(
@@ -212,12 +215,13 @@ def owned(series: Series) -> Series:
     return Series("unattributed", "", "", series.direction, series.traffic) if series.name == UNKNOWN else series
 
 
-def wait_until(done: Callable[[], bool], patience: float, what: str) -> None:
-    """Wait for a condition, not for ever."""
-    end = time.monotonic() + patience
-    while not done():
-        assert time.monotonic() < end, f"no {what} in {patience:.0f} s"
+def wait_for(moment: Callable[[], float | None], what: str) -> float:
+    """Wait for a moment, not for ever."""
+    end = time.monotonic() + PATIENCE
+    while (found := moment()) is None:
+        assert time.monotonic() < end, f"no {what} in {PATIENCE:.0f} s"
         time.sleep(0.02)
+    return found
 
 
 def live_five_seconds(node: Node, others: list[str]) -> None:
@@ -238,7 +242,7 @@ def spend_an_evening(node: Node) -> Evening:
     """Drive everything, let the servers scrape on, and open the board of each just after a scrape."""
     since = time.time()
     for server in node.servers:
-        wait_until(functools.partial(node.scraped, server, 60.0), 10, "first scrape")
+        wait_for(functools.partial(node.scraped, server, 60.0), "first scrape")
     lasting = ["train-0", "train-1"]
     node.follow([*lasting, PREDECESSOR])
     for _ in range(3):
@@ -248,11 +252,11 @@ def spend_an_evening(node: Node) -> Evening:
     since_last_new_series = time.monotonic() - LIFE
     node.talk(*(pair for pair in TALKS if PREDECESSOR not in pair))
     time.sleep(max(0.0, since_last_new_series + SAMPLED + 1 - time.monotonic()))
-    boards = []
-    for server in node.servers:
-        wait_until(functools.partial(node.scraped, server, FRESH), 10, "fresh scrape")
-        boards.append(Opened(server, since, time.time()))
-    return Evening((boards[0], boards[1]), node.driven)
+    first, second = (
+        Opened(server, since, wait_for(functools.partial(node.scraped, server, FRESH), "fresh scrape"))
+        for server in node.servers
+    )
+    return Evening((first, second), node.driven)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ TESTS = sorted(FOLDER.glob("*.rules.test.yaml"))
 
 def run(*arguments: str) -> str:
     """What promtool prints; it must have no complaint."""
-    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

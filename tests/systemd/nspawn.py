@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_BOOT = 60.0
-_COMMAND = 120.0
+_BOOT = 180.0
+_COMMAND = 300.0
 PRIVATE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """In front of a command: it has mounts and processes of its own, which all end with this process."""
 
@@ -105,7 +105,7 @@ class Machine:
         if self._outer is not None:
             first = _children(self._outer.pid)
             self._outer.kill()  # and so, by unshare --kill-child, all the rest
-            self._outer.wait(10)
+            self._outer.wait(60)
             _gone(first)
         for group in self._groups:
             _remove_cgroup(group)
@@ -181,7 +181,7 @@ def _sweep(folder: Path) -> None:
 
 def _remove_cgroup(group: Path) -> None:
     """Remove a cgroup with everything below it; those of processes that are just ending are busy for a moment."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while group.exists():
         try:
             for folder, _, _ in os.walk(group, topdown=False):
@@ -217,7 +217,7 @@ def _command(pid: int) -> str:
 
 def _gone(pids: Sequence[int]) -> None:
     """Wait until processes have ended: the kernel takes their namespaces apart meanwhile."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < end, f"{pids} did not end"
         time.sleep(0.02)

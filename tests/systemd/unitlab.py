@@ -88,7 +88,7 @@ class UnitLab:
             for place, ips in (("pod", POD.values()), ("other", OTHER_POD.values()))
         ]
         self.write("/etc/netacct/pods.yaml", json.dumps({"pods": entries}))
-        support.eventually(lambda: "accounting 4 addresses" in self.show("StatusText"), 20)
+        support.eventually(lambda: "accounting 4 addresses" in self.show("StatusText"))
 
     def rules(self) -> str:
         """Everything in the kernel that somebody put there to handle packets, in both datapaths, without counters."""
@@ -118,7 +118,7 @@ class UnitLab:
 
     def until_restarted(self, before: int) -> None:
         """Wait until systemd has put another process in the place of `before`, and it is ready."""
-        support.eventually(lambda: self.pid() not in (0, before) and self.show("ActiveState") == "active", 60)
+        support.eventually(lambda: self.pid() not in (0, before) and self.show("ActiveState") == "active", 120)
 
     def traffic(self) -> None:
         """Send some datagrams on each way of each family, each way another number, and note what must be booked."""
