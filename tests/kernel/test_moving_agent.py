@@ -227,6 +227,24 @@ def test_what_a_stranger_counted_is_not_counted_twice(lab: AgentLab, mine: str, 
     until(lambda: lab.totals() == {("a-0", "internet"): octets})
 
 
+@pytest.mark.parametrize(("mine", "stranger"), WAYS)
+def test_a_move_to_where_a_stranger_counts_is_exact(lab: AgentLab, mine: str, stranger: str) -> None:
+    """What counted in the other datapath beside a running agent is not booked again when the agent moves there."""
+    lab.configure(datapath=mine)
+    lab.start()
+    _install_beside(stranger)
+    octets = datagrams(lab.node)
+    until(lambda: lab.totals() == {("a-0", "internet"): octets})
+    lab.configure(datapath=stranger)
+    lab.reload()
+    until(lambda: (build_info(lab), installed()) == (stranger, [stranger]))
+    assert lab.log.count("removed rules that did not count for these totals") == 1
+    octets += datagrams(lab.node)
+    until(lambda: lab.metric("netacct_rules_in_sync") == 1)
+    until(lambda: sum(lab.totals().values()) >= octets)
+    assert lab.totals() == {("a-0", "internet"): octets}
+
+
 def _install_beside(name: str) -> None:
     """Install a datapath as an agent would that looks for no other."""
     datapath = choosing.open_datapath(name)
