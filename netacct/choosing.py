@@ -85,10 +85,10 @@ def other_of(name: str) -> FindOther:
     return partial(_open_if_there, OTHER[name])
 
 
-def left_over(name: str) -> list[str]:
-    """In words, that the datapath which is not `name` left something; empty where it did not."""
-    other = OTHER[name]
-    return [f"rules and counters of the datapath {other} are left over"] if detect_look.ours(other) else []
+def left_over(name: str = "") -> list[str]:
+    """In words, what every datapath but `name` left here; empty where there is nothing."""
+    others = [other for other in DATAPATHS if other != name and detect_look.ours(other)]
+    return [f"rules and counters of the datapath {other} are left over" for other in others]
 
 
 def _open_if_there(name: str) -> OpenDatapath | None:

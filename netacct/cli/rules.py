@@ -73,7 +73,9 @@ def _diff(args: argparse.Namespace) -> int:
     from netacct import choosing  # noqa: PLC0415 -- other commands start faster without it
 
     config, found = ask_agent(args, "differences")
-    if found is None:
+    if found is None and not config.enabled:
+        found = choosing.left_over()
+    elif found is None:
         _, datapath = choosing.choose(config)
         datapath.adopt(_plan(config))
         found = [*choosing.left_over(datapath.name), *datapath.verify()]
@@ -84,7 +86,11 @@ def _diff(args: argparse.Namespace) -> int:
 def _apply(args: argparse.Namespace) -> int:
     _require_dry(args)
     if args.dry_run:
-        _print_plan(configuration(args), args)
+        from netacct import desired  # noqa: PLC0415 -- other commands start faster without it
+
+        config = configuration(args)
+        desired.require_enabled(config)
+        _print_plan(config, args)
         return 0
     _print_done(args, _write(args, "apply"), "nothing to do")
     return 0

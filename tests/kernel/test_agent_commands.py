@@ -62,6 +62,24 @@ def test_rules_can_be_installed_and_removed_without_an_agent(lab: AgentLab) -> N
     assert sh("ipset list -n") == ""
 
 
+def test_without_an_agent_a_node_that_is_switched_off_shall_have_no_rules(lab: AgentLab) -> None:
+    """With `enabled: false`, `diff` names what is there, not what is missing, and `apply` refuses, dry or not."""
+    lab.command("rules", "apply")
+    lab.configure(enabled=False)
+    there = lab.command("rules", "diff", "-o", "json")
+    assert (there.returncode, json.loads(there.stdout)) == (
+        1,
+        ["rules and counters of the datapath iptables are left over"],
+    )
+    for flags in ((), ("--dry-run",)):
+        refused = lab.command("rules", "apply", *flags)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "enabled is false in the configuration: rules stay removed" in refused.stderr
+    assert lab.command("rules", "remove").returncode == 0
+    clean = lab.command("rules", "diff")
+    assert (clean.returncode, clean.stdout) == (0, "")
+
+
 def test_what_is_counted_without_an_agent_is_booked(lab: AgentLab) -> None:
     """Bytes counted between `rules apply` and `rules remove` are in the totals of the agent that comes later."""
     lab.command("rules", "apply")
