@@ -132,11 +132,13 @@ class Books:
         changes = self.leases.commit(at)
         self._made += changes
         closed = [change.lease for change in changes if isinstance(change, Close)]
-        leases = [lease for lease in self.leases.leases_since(since) if lease not in closed] + closed
+        leases = self.leases.leases_since(since)
+        if closed:
+            leases = tuple(dict.fromkeys((*leases, *closed)))
         # What was counted until now goes to the names of until now.
         before = {key_of(change.lease): change.old for change in changes if isinstance(change, Update)}
         if before:
-            leases = [replace(before.get(key_of(lease), lease), closed=lease.closed) for lease in leases]
+            leases = tuple(replace(before.get(key_of(lease), lease), closed=lease.closed) for lease in leases)
         self.ledger.settle(snapshot, leases, at)
         self._closing.finish(self.ledger, leases)
         self._enter(changes, at)

@@ -94,10 +94,11 @@ class Closing:
         before its owner is known, or nobody tells.
         """
         waiting = []
+        remembered = set(settled) if self._leases else set()
         for lease in self._leases:
             assert lease.closed is not None
             is_nameless = not lease.pod.workload and ledger.at < lease.closed + self._patience
-            if is_nameless or (lease.closed > ledger.since and lease in settled):
+            if is_nameless or (lease.closed > ledger.since and lease in remembered):
                 waiting.append(lease)
             else:
                 self._record(lease, ledger.tallies.take(lease), lease.closed)
