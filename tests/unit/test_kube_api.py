@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import eventually as until
 from tlslab import OPENSSL, Authority, Server, kubeconfig
 
 from netacct.errors import NetacctError
@@ -159,11 +159,14 @@ def hanging(server: Server, authority: Authority, config: Path, tmp_path: Path) 
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": sys.executable, "args": args}
     plugin["interactiveMode"] = "Never"
     yield KubeApi(kubeconfig(config, server.url, exec=plugin, cluster=cluster(authority)))
-    end = time.monotonic() + 10
-    while not pids.exists() and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: _runs(pids))
     assert len(pids.read_text().split()) == 1, "one program is waited for, however often it is asked"
     os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+def _runs(pids: Path) -> bool:
+    """Whether the program of `hanging` has begun."""
+    return pids.exists() and pids.read_text() != ""
 
 
 def test_a_program_that_gives_no_credentials(hanging: KubeApi, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,13 +178,19 @@ def test_a_program_that_gives_no_credentials(hanging: KubeApi, config: Path, mon
             get(hanging)
 
 
-def test_the_end_does_not_wait_for_a_program(hanging: KubeApi) -> None:
+def test_the_end_does_not_wait_for_a_program(hanging: KubeApi, tmp_path: Path) -> None:
     """Whoever ends the exchange ends the wait for an exec plugin, too."""
     exchange = Exchange()
-    threading.Timer(0.2, exchange.end).start()
 
+    def end() -> None:
+        until(lambda: _runs(tmp_path / "pids"))
+        exchange.end()
+
+    ending = threading.Thread(target=end)
+    ending.start()
     with pytest.raises(EndedError):
         hanging.get(exchange, "/healthz", 600)
+    ending.join()
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:99999", "https://[::1", "https://127.0.0.1:x"])
