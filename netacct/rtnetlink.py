@@ -99,11 +99,12 @@ def dump(channel: socket.socket, request: int, body: bytes) -> tuple[Message, ..
             if number != sequence:
                 continue  # the rest of a dump that was given up
             whole = whole and not flags & _NLM_F_DUMP_INTR
-            if message.kind == _NLMSG_DONE:
-                return tuple(found) if whole else None
-            if message.kind == _NLMSG_ERROR:
+            if message.kind in (_NLMSG_DONE, _NLMSG_ERROR):
+                # of a dump that broke off in its middle, or that was refused, the last message has the error
                 code = -int.from_bytes(message.body[:4], sys.byteorder, signed=True)
-                raise OSError(code, os.strerror(code))
+                if code > 0 or message.kind == _NLMSG_ERROR:
+                    raise OSError(code, os.strerror(code))
+                return tuple(found) if whole else None
             found.append(message)
 
 

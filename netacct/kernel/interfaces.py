@@ -10,6 +10,7 @@ Interfaces of other kinds (macvlan, ipvlan, SR-IOV) have no end on the node and 
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import sys
@@ -36,6 +37,9 @@ _STATS = struct.Struct("=4Q")  # the begin of rtnl_link_stats64: packets receive
 
 _HEADER = 14
 """Bytes of the Ethernet header, which interfaces count and netfilter does not."""
+
+_NO_NAMESPACE = (errno.EINVAL, errno.EACCES)
+"""The kernel's answers about a namespace that is gone, or in which somebody else is root."""
 
 _CALLS = {4: "iptables", 6: "ip6tables"}
 _SYSCTLS = "/proc/sys/net/bridge/bridge-nf-call-"
@@ -140,7 +144,13 @@ class Interfaces:
         question = _IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         question += _ATTRIBUTE.pack(_ATTRIBUTE.size, _IFA_TARGET_NETNSID, namespace)
         found: dict[int, set[Address]] = {}
-        for body in self._dump(_RTM_GETADDR, question):
+        try:
+            bodies = self._dump(_RTM_GETADDR, question)
+        except OSError as error:
+            if error.errno in _NO_NAMESPACE:
+                return {}
+            raise
+        for body in bodies:
             values = rtnetlink.attributes(body, _IFADDRMSG.size)
             ip = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)  # of a point-to-point address, ADDRESS is the peer
             if ip is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
@@ -23,6 +24,7 @@ class Kernel:
     def __init__(self) -> None:
         self.channel, self._end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.interrupted = 0
+        self.error = 0
         self.asked = 0
         self._thread = threading.Thread(target=self._answer)
         self._thread.start()
@@ -42,7 +44,8 @@ class Kernel:
             self._end.send(
                 HEADER.pack(HEADER.size + len(body), kind, flags, sequence, 0)
                 + body
-                + HEADER.pack(HEADER.size, DONE, flags, sequence, 0)
+                + HEADER.pack(HEADER.size + 4, DONE, flags, sequence, 0)
+                + struct.pack("=i", -self.error)
             )
 
 
@@ -74,3 +77,12 @@ def test_dumps_that_are_always_interrupted_are_an_error(kernel: Kernel) -> None:
     with pytest.raises(OSError, match="changed during each of 5 dumps"):
         rtnetlink.dump_whole(kernel.channel, 22, b"")
     assert kernel.asked == 5
+
+
+def test_a_dump_that_broke_off_is_an_error(kernel: Kernel) -> None:
+    """What the kernel could not list to its end (an entry that fits in no message) is taken for no whole list."""
+    kernel.error = errno.EMSGSIZE
+    with pytest.raises(OSError, match="Message too long"):
+        rtnetlink.dump_whole(kernel.channel, 22, b"")
+    kernel.error = 0
+    assert rtnetlink.dump_whole(kernel.channel, 22, b"") == (Message(22, struct.pack("=Hxx", 2)),)
