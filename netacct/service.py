@@ -322,8 +322,7 @@ class Service:
         try:
             config = self._load()
             policy, named = load_policy(config, lists)
-            asks = choosing.asked(config)
-            if asks != choosing.asked(self._config) or asks not in ("auto", self._datapath.name):
+            if self._must_choose(config):
                 self._choose_anew(config)
             self._agent.reconfigure(config, policy)
         except NetacctError as error:
@@ -338,6 +337,12 @@ class Service:
             if lists.stale or not named:
                 self._agent.reload_failed()
         self._notifier.ready(self._agent.status())
+
+    def _must_choose(self, config: Config) -> bool:
+        """Whether the datapath, or whether one may count here at all, is to be decided anew."""
+        asks = choosing.asked(config)
+        begins = config.enabled and not self._config.enabled  # nobody has judged yet what rules would see
+        return begins or asks != choosing.asked(self._config) or asks not in ("auto", self._datapath.name)
 
     def _follow(self, config: Config, lists: ListFiles, mark: Mark, more: frozenset[str] = frozenset()) -> None:
         """Follow the files that make the configuration and policy, also those that have an error now."""

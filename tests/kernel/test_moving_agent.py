@@ -190,6 +190,19 @@ def test_a_running_agent_moves_when_it_is_told(lab: AgentLab, before: str, after
     assert lab.metric("netacct_config_last_reload_successful") == 1
 
 
+def test_a_blind_node_is_refused_when_it_is_switched_on(lab: AgentLab) -> None:
+    """An agent that begins with `enabled: false` installs nothing on a blind node when it becomes true."""
+    lab.node.netns.sh("ip link add br-int type bridge", "ip link add ovn-k8s-mp0 type bridge")
+    lab.configure(datapath="auto", enabled=False)
+    lab.start()
+    lab.configure(enabled=True)
+    until(lambda: "reload refused" in lab.log)
+    assert "forwards packets of pods in Open vSwitch" in lab.log.splitlines()[-1]
+    assert installed() == []
+    lab.configure(datapath=NFTABLES)
+    until(lambda: installed() == [NFTABLES])
+
+
 def test_a_running_agent_moves_where_host_pods_ask_for_it(lab: AgentLab) -> None:
     """With `auto`, a reload with `host_pods: cgroup` moves to nftables against the hint, and one without it back."""
     lab.configure(datapath="auto")
