@@ -125,5 +125,5 @@ class Exposure:
         return tuple(pods.values())
 
     def _forget(self, totals: Mapping[SeriesKey, Count]) -> None:
-        if len(self._shown) > len(totals):
+        if not self._shown.keys() <= totals.keys():
             self._shown = {key: first for key, first in self._shown.items() if key in totals}

@@ -97,6 +97,17 @@ def test_a_forgotten_total_is_new_again() -> None:
     assert values(exposure.view({SERIES: Count(5, 1)}, ALIVE, 9001.0)) == [ZERO]
 
 
+def test_a_forgotten_total_is_new_again_beside_those_that_are_not_shown() -> None:
+    """The same where the ledger has more totals than are shown, as with `metrics.pods: off`."""
+    jobs = SeriesKey(Level.WORKLOAD, ("team-a", "Job", "train"), Direction.RECEIVE, "internet")
+    alive = [(Level.WORKLOAD, jobs.labels, None)]
+    exposure = Exposure(levels=[Level.WORKLOAD])
+    for now in (100.0, 160.0):
+        exposure.view({**TOTALS, jobs: Count(1000, 2)}, alive, now)
+    exposure.view(TOTALS, [], 9000.0)
+    assert values(exposure.view({**TOTALS, jobs: Count(5, 1)}, alive, 9001.0)) == [ZERO]
+
+
 def test_host_series_need_no_name_to_live() -> None:
     """Host totals are shown though nothing is alive."""
     assert list(Exposure().view({HOST: Count(1, 1)}, [], 100.0).totals) == [HOST]
