@@ -87,19 +87,24 @@ Node: TypeAlias = Step | Branch
 
 
 def covers(networks: Sequence[Network], limit: int = MAX_COVERS) -> tuple[Network | None, ...]:
-    """At most `limit` disjoint prefixes that contain all of these, or `(None,)` where they are too much of everything.
+    """At most `limit` disjoint prefixes that contain all of these; `(None,)` where that is too much of everything."""
+    found = parts(networks, limit)
+    if sum(2.0**-network.prefixlen for network in found) > _USEFUL_SHARE:
+        return (None,)
+    return tuple(found)
+
+
+def parts(networks: Sequence[Network], limit: int) -> list[Network]:
+    """At most `limit` disjoint prefixes that contain all of these.
 
     The sorted networks are cut where neighbours have the shortest prefix in common. Any such cut follows the tree of
-    prefixes, so the pieces do not overlap.
+    prefixes, so the parts do not overlap.
     """
     ordered = sorted(networks, key=lambda network: (int(network.network_address), network.prefixlen))
     shared = [_common(ordered[i], ordered[i + 1]).prefixlen for i in range(len(ordered) - 1)]
     cuts = sorted(sorted(range(len(shared)), key=shared.__getitem__)[: limit - 1])
     starts, ends = [0, *(cut + 1 for cut in cuts)], [*cuts, len(ordered) - 1]
-    found = [_common(ordered[start], ordered[end]) for start, end in zip(starts, ends, strict=True)]
-    if sum(2.0**-network.prefixlen for network in found) > _USEFUL_SHARE:
-        return (None,)
-    return tuple(found)
+    return [_common(ordered[start], ordered[end]) for start, end in zip(starts, ends, strict=True)]
 
 
 def local_probes(family: FamilyPlan) -> tuple[tuple[Members, ...], tuple[Probe, ...]]:
@@ -156,7 +161,7 @@ def tree(steps: Sequence[Step], default: str, within: Network) -> tuple[Node, ..
         default: the class of what no step takes; the last node is always a step with an empty probe.
         within: where the addresses lie that get here; at first the whole address space.
     """
-    chosen = _relevant(steps, default, within)
+    chosen = relevant(steps, default, within)
     below = [step.probe.network for step in chosen if step.probe.network is not None]
     if len(below) < _WORTH_A_BRANCH:
         return tuple(chosen)
@@ -176,18 +181,18 @@ def _branch(steps: Sequence[Step], default: str, network: Network) -> Node:
     return Step(only.traffic, Probe(network)) if len(nodes) == 1 and isinstance(only, Step) else Branch(network, nodes)
 
 
-def _relevant(steps: Sequence[Step], default: str, within: Network) -> list[Step]:
+def relevant(steps: Sequence[Step], default: str, within: Network) -> list[Step]:
     """The steps that an address in `within` may be taken by, up to the one that takes all of them."""
     chosen: list[Step] = []
     last = Step(default, ANY)
     for traffic, probe in steps:
-        covered = probe.network is None or _contains(probe.network, within)
+        covered = probe.network is None or contains(probe.network, within)
         if covered and not probe.members:
             last = Step(traffic, ANY)
             break
         if covered:
             chosen.append(Step(traffic, probe._replace(network=None)))
-        elif probe.network is not None and _contains(within, probe.network):
+        elif probe.network is not None and contains(within, probe.network):
             chosen.append(Step(traffic, probe))
     while chosen and chosen[-1].traffic == last.traffic:
         chosen.pop()
@@ -256,7 +261,7 @@ def _host(ip: Address) -> Network:
     return ipaddress.ip_network(ip)
 
 
-def _contains(outer: Network, inner: Network) -> bool:
+def contains(outer: Network, inner: Network) -> bool:
     """`inner.subnet_of(outer)`, which is twenty times slower."""
     shift = outer.max_prefixlen - outer.prefixlen
     same = int(outer.network_address) >> shift == int(inner.network_address) >> shift

@@ -2,7 +2,7 @@
 
 What is counted where is the same as in `layout.py`, which has it for xtables; names differ, and what costs a packet
 time differs: a comparison of prefixes is cheap here, a lookup in a hash is cheap too, an interval lookup is not. Few
-CIDRs become a tree of comparisons (`classify.tree`), many become maps that lead on (`nft_many.py`).
+CIDRs become a tree of comparisons (`nft_tree.py`), many become maps that lead on (`nft_many.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from netacct.kernel import classify, nft_many
+from netacct.kernel import classify, nft_many, nft_tree
 from netacct.kernel.nft_many import Content
 from netacct.kernel.nft_messages import Hook
 from netacct.kernel.plan import HOST_POD_LIMIT, FamilyPlan, Plan
@@ -28,9 +28,6 @@ HOOK_NAMES = {1: "input", 2: "forward", 3: "output", 4: "postrouting"}
 
 _HOOKS = {name: number for number, name in HOOK_NAMES.items()}
 _UDP = 17
-_DEEPEST = 8
-"""So many chains of a tree lead from one to the next; the kernel allows 16 in all (NFT_JUMP_STACK_SIZE)."""
-
 _SLACK = 64
 """Sets have room for some more addresses: one that joins the local ranges shall not cost every counter its epoch."""
 
@@ -222,7 +219,6 @@ _RX = _Leg("rx", "ro", Scope.POD, Direction.RECEIVE, "src", "dst")
 _HI = _Leg("hi", "hi", Scope.HOST, Direction.RECEIVE, "src", "dst")
 _HO = _Leg("ho", "ho", Scope.HOST, Direction.TRANSMIT, "dst", "src")
 
-
 _GUARD = "ho.guard"
 
 
@@ -286,10 +282,7 @@ class _Family:
 
     def _class_chain(self, leg: _Leg, traffic: str) -> Chain:
         name = f"{leg.name}-{traffic}"
-        rules: list[Rule] = []
-        marks = self.plan.marks
-        if marks is not None and (value := marks.values.get(traffic)):
-            rules.append((Mark(value, marks.mask),))
+        rules = self._marks(traffic)
         if leg.scope is Scope.POD:
             rules.append((CountAt(leg.owner, name), Return()))
             rules += [(*self._own(leg.owner, probe), Return()) for probe in self.own_inside]
@@ -300,38 +293,46 @@ class _Family:
         rules.append((Tally(f"{leg.whole}-{traffic}"),))
         return Chain(name, tuple(rules))
 
+    def _marks(self, traffic: str) -> list[Rule]:
+        marks = self.plan.marks
+        return [(Mark(marks.values[traffic], marks.mask),)] if marks and marks.values.get(traffic) else []
+
+    def _end(self, leg: _Leg, traffic: str) -> list[Rule]:
+        """How a chain ends, with its class: a pod's packet is counted here, because going to another chain costs it."""
+        name = f"{leg.name}-{traffic}"
+        counted = [*self._marks(traffic), (CountAt(leg.owner, name), Return())] if leg.scope is Scope.POD else []
+        return [*counted, (Goto(name),)]
+
     def _decide(self, leg: _Leg) -> list[Chain]:
         """The chains that choose the class, each before those that go to it."""
         maps = nft_many.lay_out(self.decision, leg.name)
         self.contents += maps.contents
         made = [
-            Chain(name, (*((Choose(leg.peer, *lookup),) for lookup in lookups), (Goto(f"{leg.name}-{traffic}"),)))
+            Chain(name, (*((Choose(leg.peer, *lookup),) for lookup in lookups), *self._end(leg, traffic)))
             for name, lookups, traffic in maps.chains
         ]
 
-        def step(node: classify.Step, within: Network | None) -> Rule:
-            match = _within(leg.peer, node.probe.network or within)
+        def step(node: classify.Step) -> Rule:
+            match = _within(leg.peer, node.probe.network)
             if node.probe.members in maps.by_members:
                 blocks = self.blocks if node.probe.members == nft_many.BLOCKS else None
                 asked = (Member(leg.peer, blocks.name, self.decision.block),) if blocks else ()
                 return (*match, *asked, Choose(leg.peer, *maps.by_members[node.probe.members]))
             return (*match, *self._own_member(leg.peer, node.probe), Goto(f"{leg.name}-{node.traffic}"))
 
-        def rules(nodes: Iterable[classify.Node], depth: int, within: Network | None = None) -> list[Rule]:
+        def rules(nodes: Iterable[classify.Node]) -> list[Rule]:
             found: list[Rule] = []
             for node in nodes:
-                if isinstance(node, classify.Step):
-                    found.append(step(node, within))
-                elif depth == _DEEPEST:
-                    found += rules(node.nodes, depth, node.network)
-                else:
-                    inside = tuple(rules(node.nodes, depth + 1))
+                if isinstance(node, classify.Branch):
+                    inside = tuple(rules(node.nodes))
                     made.append(Chain(f"{leg.name}.{len(made) + 1}", inside))
                     found.append((Prefix(leg.peer, node.network), Goto(made[-1].name)))
+                else:
+                    found += self._end(leg, node.traffic) if node.probe == classify.ANY else [step(node)]
             return found
 
         everything = ipaddress.ip_network("0.0.0.0/0" if self.family.family == 4 else "::/0")
-        head = tuple(rules(classify.tree(self.decision.steps, self.plan.default, everything), 0))
+        head = tuple(rules(nft_tree.tree(self.decision.steps, self.plan.default, everything)))
         if leg.scope is not Scope.HOST:
             return [*made, Chain(leg.name, head)]
         return [*made, *self._tunnel(leg, head)]
