@@ -130,8 +130,9 @@ class NetacctCollector(Collector):
         self._ports = ports
 
     def describe(self) -> Iterable[Metric]:
-        """Every family without samples; the registry needs them for `name[]` and to find duplicates."""
-        return [family.metric() for family in families.ALL]
+        """Every family; the registry needs their names for `name[]` and to find duplicates."""
+        own: list[Metric] = [family.metric() for family in families.ALL]
+        return own if self._process is None else [*own, *(self._part({}, "process", _materialised, self._process) or ())]
 
     def collect(self) -> Iterator[Metric]:
         """The families that have samples. Never raises; `netacct_scrape_collector_success` is always there."""

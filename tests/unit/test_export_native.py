@@ -209,6 +209,13 @@ def test_a_registry_hands_the_deadline_on_and_logs_a_failure_once() -> None:
     assert logged == [("the accounting part of the scrape failed", {"error": "RuntimeError('broken')"})]
 
 
+def test_a_scrape_can_be_restricted_to_a_metric_of_the_process() -> None:
+    """`name[]` finds the process_* metrics, too, which are not ours."""
+    registry = registries(lambda _: View("", "", "", ""))(1.0)
+    page = encode(registry.restricted_registry(["process_open_fds"]), "")[0].decode()
+    assert [line.split()[0] for line in page.splitlines() if not line.startswith("#")] == ["process_open_fds"]
+
+
 def test_a_scrape_can_be_restricted_to_names() -> None:
     """`name[]` gives the named series only, because the collector describes its families."""
     registry = registries(lambda _: replace(VIEW, series=SERIES))(1.0)
