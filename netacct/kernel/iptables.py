@@ -21,7 +21,7 @@ from typing import Any
 
 from netacct import clock
 from netacct.errors import DatapathError, MissingFeatureError, PermissionRefusedError
-from netacct.kernel import layout
+from netacct.kernel import layout, marks_xtables
 from netacct.kernel.base import Keep, keep_nothing
 from netacct.kernel.counters import CounterSets
 from netacct.kernel.layout import Layout
@@ -36,11 +36,7 @@ from netacct.lean import hidden
 from netacct.model import Address, Family, Snapshot, family_of, is_cgroup
 
 _FAMILIES: tuple[Family, ...] = (4, 6)
-_TABLES: dict[Family, Path] = {
-    # of the thread's own namespace; /proc/net would be the main thread's
-    4: Path("/proc/thread-self/net/ip_tables_names"),
-    6: Path("/proc/thread-self/net/ip6_tables_names"),
-}
+_KINDS = dict(zip(_FAMILIES, marks_xtables.KINDS, strict=True))
 _COMMIT_TRIES = 8
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}  # linux/capability.h
 
@@ -191,10 +187,7 @@ def _joined(*snapshots: Snapshot) -> Snapshot:
 
 def _mangle_exists(family: Family) -> bool:
     """Whether the namespace has the table; loading it with libiptc would create it."""
-    try:
-        return "mangle" in _TABLES[family].read_text(encoding="ascii").split()
-    except FileNotFoundError:  # not even ip_tables is there
-        return False
+    return "mangle" in marks_xtables.tables(_KINDS[family])
 
 
 @contextlib.contextmanager

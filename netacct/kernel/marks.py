@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-from netacct.errors import DatapathError
+from netacct.errors import DatapathError, PermissionRefusedError
 from netacct.kernel import marks_nft, marks_route, marks_xtables
 from netacct.kernel.mark_bits import ALL_BITS, Writer
 
@@ -104,7 +104,7 @@ def scan(mask: int, root: Path = Path("/")) -> tuple[Finding, ...]:
         nft, nft_chains = marks_nft.read()
         setters, selectors = [*legacy, *nft, *marks_route.actions()], marks_route.rules()
         interfaces = [name for _, name in socket.if_nameindex()]
-    except OSError as error:
+    except (OSError, PermissionRefusedError) as error:
         raise DatapathError(f"looking for other users of packet marks: {error}") from error
     found = [
         *_conflicts(mask, setters, "sets"),

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from netacct.errors import DatapathError
+from netacct.errors import DatapathError, PermissionRefusedError
 from netacct.kernel.layout import CHAIN_PREFIX
 from netacct.kernel.mark_bits import Writer, target_bits
 
@@ -62,6 +62,7 @@ def read() -> tuple[list[Writer], set[str]]:
 
     Raises:
         DatapathError: a table that exists could not be read.
+        PermissionRefusedError: nobody but root may know which exist.
     """
     writers: list[Writer] = []
     chains: set[str] = set()
@@ -101,11 +102,14 @@ def targets(offsets: int, hooks: dict[int, str], blob: bytes) -> Iterator[Target
 
 
 def tables(kind: Kind) -> list[str]:
-    """The tables that exist in this network namespace."""
+    """The tables that exist in this network namespace. Raises PermissionRefusedError: capabilities are not enough."""
+    path = Path("/proc/thread-self/net") / kind.names  # of the thread's own namespace; /proc/net is the main thread's
     try:
-        return (Path("/proc/thread-self/net") / kind.names).read_text(encoding="ascii").split()
+        return path.read_text(encoding="ascii").split()
     except FileNotFoundError:  # a kernel without legacy tables, or none loaded
         return []
+    except PermissionError as error:
+        raise PermissionRefusedError(f"{path}: only root may read it") from error
 
 
 def entries(kind: Kind, table: str, limit: int = 1 << 31) -> tuple[dict[int, str], bytes]:

@@ -200,3 +200,17 @@ def test_without_the_right_to_read_legacy_tables_it_says_so(netns: Netns) -> Non
     sh("iptables-legacy -t mangle -S")
     done = subprocess.run(confined, capture_output=True, text=True, check=False)
     assert "PermissionRefusedError: reading the iptables table mangle needs CAP_NET_ADMIN, CAP_NET_RAW" in done.stderr
+
+
+def test_who_is_not_root_may_not_know_which_tables_exist(netns: Netns) -> None:
+    """Capabilities do not open the kernel's list of legacy tables (0440): the error of permission names it."""
+    assert netns
+    sh("iptables-legacy -t mangle -S")
+    become = "import os; from netacct.kernel import marks, marks_xtables; os.setresuid(65534, 65534, 65534); "
+    look = [sys.executable, "-c", become + "print(marks_xtables.tables(marks_xtables.KINDS[0]))"]
+    done = subprocess.run(look, capture_output=True, text=True, check=False)
+    assert "PermissionRefusedError: /proc/thread-self/net/ip_tables_names: only root may read it" in done.stderr
+    decide = [sys.executable, "-c", become + "print(marks.resolve('auto', 31).reason)"]
+    done = subprocess.run(decide, capture_output=True, text=True, check=False)
+    assert "the node could not be looked at: " in done.stdout
+    assert "only root may read it" in done.stdout
