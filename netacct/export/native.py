@@ -131,8 +131,8 @@ class NetacctCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Every family; the registry needs their names for `name[]` and to find duplicates."""
-        own: list[Metric] = [family.metric() for family in families.ALL]
-        return own if self._process is None else [*own, *(self._part({}, "process", _materialised, self._process) or ())]
+        found = [] if self._process is None else self._part({}, "process", _materialised, self._process)
+        return [*(family.metric() for family in families.ALL), *(found or ())]
 
     def collect(self) -> Iterator[Metric]:
         """The families that have samples. Never raises; `netacct_scrape_collector_success` is always there."""
