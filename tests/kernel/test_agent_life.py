@@ -155,6 +155,7 @@ def flow(running: Sequence[Stream]) -> None:
 
 def test_two_scrapers_share_a_reading(lab: AgentLab) -> None:
     """Two scrapers without a pause never get an error, and see totals that only grow, of a reading a second."""
+    lab.page()  # so that there is something to show while the worker is busy
     pages: list[list[str]] = [[], []]
 
     def scrape(found: list[str]) -> None:

@@ -148,6 +148,7 @@ iptables-legacy -w 120 -t mangle -I FORWARD -m mark --mark $1 -j MARK --set-xmar
 def test_a_hundred_writers_at_once(lab: AgentLab) -> None:
     """While a hundred programs write to the table and the agent reloads and is scraped, nobody loses a rule."""
     lab.start()
+    lab.page()  # so that there is something to show while the worker is busy
     answers: list[tuple[int, str]] = []
     done = threading.Event()
 
