@@ -77,10 +77,12 @@ def addresses(texts: Iterable[str]) -> tuple[Address, ...]:
     found: dict[Address, None] = {}
     for text in texts:
         try:  # a tenth of what `model.pack` takes, which matters where a node's pods are listed
-            found[inet_pton(AF_INET6 if ":" in text else AF_INET, text)] = None
+            ip = inet_pton(AF_INET6 if ":" in text else AF_INET, text)
         except (OSError, ValueError):
             continue
-    return tuple(filter(can_be_local, found))
+        if can_be_local(ip):
+            found[ip] = None
+    return tuple(found)
 
 
 def observations(
