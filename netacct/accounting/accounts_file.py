@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from netacct import plainfile
 from netacct.accounting.accounts import Account, decode
 
 NAME = "accounts.jsonl"
@@ -87,8 +88,9 @@ class AccountsFile:
     def read_open(self) -> list[Account]:
         """What `write_open` left; lines that are no record are left out."""
         self.hold()
-        with contextlib.suppress(FileNotFoundError):
-            return list(records((self._directory / OPEN_NAME).read_bytes().split(b"\n")))
+        path = self._directory / OPEN_NAME
+        with contextlib.suppress(FileNotFoundError), open(path, "rb", opener=plainfile.opener) as file:
+            return list(records(file.read().split(b"\n")))
         return []
 
     def _hold(self) -> None:
@@ -131,7 +133,7 @@ class AccountsFile:
         data = b""
         for path in (self._path, _numbered(self._path, 1)):
             if len(data) < TAIL_BYTES:
-                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                with contextlib.suppress(FileNotFoundError), open(path, "rb", opener=plainfile.opener) as file:
                     file.seek(max(0, path.stat().st_size - TAIL_BYTES))
                     data = file.read() + b"\n" + data
         return data.split(b"\n")
@@ -152,7 +154,7 @@ def records(lines: Iterable[bytes], bad: list[int] | None = None) -> Iterable[Ac
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     with contextlib.suppress(FileNotFoundError):
-        return os.open(path, flags)
+        return plainfile.opener(str(path), flags)  # a pipe that nobody empties would stop the agent
     descriptor = os.open(path, flags | os.O_CREAT, MODE)
     os.fchmod(descriptor, MODE)  # the service's umask leaves the group nothing
     return descriptor

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -257,6 +257,21 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         AccountsFile(tmp_path).append(lines(1))
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        (NAME, lambda file: file.append(lines(1))),
+        (OPEN_NAME, AccountsFile.read_open),
+        (LOCK_NAME, AccountsFile.hold),
+    ],
+)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, use: Callable[[AccountsFile], object]) -> None:
+    """Where somebody made a pipe of the file, that is an error, and no agent hangs on who reads it."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match="no regular file"):
+        use(AccountsFile(tmp_path))
 
 
 @pytest.fixture
