@@ -107,7 +107,7 @@ class Node:
         if number is None:
             raise self.error(f"{self.shown} is not a whole number", allowed)
         if not minimum <= number <= maximum:
-            raise self.error(f"{number} is out of range", allowed)
+            raise self.error(f"{self.value} is out of range", allowed)
         return number
 
     def seconds(self, minimum: float, maximum: float) -> float:
