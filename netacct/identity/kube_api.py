@@ -52,7 +52,7 @@ class KubeApi:
         Args:
             exchange: what the request is made by, and can be ended by.
             target: as `/api/v1/pods?limit=1`.
-            seconds: how long to wait for the head.
+            seconds: how long to wait for the head; loading credentials before it is not part of it.
 
         Raises:
             NetacctError: the kubeconfig cannot be used.
@@ -61,7 +61,7 @@ class KubeApi:
         """
         loaded = self._loaded
         if loaded is None or time.monotonic() - loaded.at > FRESH_SECONDS:
-            loaded = self._loaded = self._load(exchange, min(seconds, LOAD_SECONDS))
+            loaded = self._loaded = self._load(exchange)
         headers = {"Accept": "application/json", "User-Agent": "netacct"}
         if loaded.token:
             headers["Authorization"] = loaded.token
@@ -71,14 +71,14 @@ class KubeApi:
         """Load the credentials anew before the next request: these were refused."""
         self._loaded = None
 
-    def _load(self, exchange: Exchange, seconds: float) -> _Loaded:
+    def _load(self, exchange: Exchange) -> _Loaded:
         """The credentials of now. Raises NetacctError; where they take too long, they are waited for the next time."""
         loading = self._loading = self._loading or Apart(partial(_load, self._kubeconfig), "kubeconfig")
         try:
-            loaded = loading.wait(seconds, exchange.has_ended)
+            loaded = loading.wait(LOAD_SECONDS, exchange.has_ended)
         except TimeoutError:
             raise NetacctError(
-                f"{self._kubeconfig} gives no credentials within {seconds:g} s: what does it run?"
+                f"{self._kubeconfig} gives no credentials within {LOAD_SECONDS:g} s: what does it run?"
             ) from None
         except InterruptedError:
             raise EndedError("ended") from None
