@@ -7,7 +7,6 @@ Node is deleted: its pods are still here, and a kubelet that registers again bri
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import threading
 import time
@@ -24,7 +23,7 @@ from netacct.identity.node import AUTO, node_name
 from netacct.identity.ranges_provider import Fact, Told
 from netacct.identity.reflector import ANY, Object, Pace, Reflector
 from netacct.identity.source import Health
-from netacct.model import Network
+from netacct.model import Network, network
 from netacct.policy import canonical, local_range_fault
 
 PROVIDER = "kubernetes"
@@ -120,7 +119,7 @@ def _pod_cidrs(node: Object) -> tuple[Network, ...]:
     spec = node.get("spec")
     said = spec.get("podCIDRs") or [spec.get("podCIDR")] if isinstance(spec, dict) else []
     try:
-        found = canonical(ipaddress.ip_network(text, strict=False) for text in said if text)
+        found = canonical(network(text) for text in said if text)
     except (ValueError, TypeError):
         raise ValueError(f"{said!r:.100} are no networks") from None
     for fault in filter(None, map(local_range_fault, found)):

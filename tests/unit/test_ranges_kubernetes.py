@@ -118,6 +118,8 @@ def test_nothing_is_taken_back(api: ApiServer, provider: KubernetesRanges, told:
             ("ADDED", node()),
             ("MODIFIED", node("10.244.1.0/33")),
             ("MODIFIED", node(["10.244.1.0/24"])),
+            ("MODIFIED", node(168427776)),
+            ("MODIFIED", node("fd00::%eth0/64")),
             ("MODIFIED", node("127.0.0.0/8")),
             ("MODIFIED", node("10.244.3.0/24")),
         ],
