@@ -221,6 +221,18 @@ def test_a_certificate_for_another_name_is_not_trusted(authority: Authority, tok
         other.close()
 
 
+def test_a_certificate_that_has_expired_is_not_trusted(authority: Authority, token: Path, ask: Ask) -> None:
+    """A file that names a kubelet's certificate does not make good that it ended yesterday, as a pinned one does."""
+    keys = authority.itself("late", "IP:127.0.0.1")
+    late = Server(answering(), keys)
+    try:
+        how = access(late, authority, ca_file=keys.certificate, token_file=str(token))
+        assert "is not trusted: certificate has expired" in ask(how).trouble()
+        assert late.requests == []
+    finally:
+        late.close()
+
+
 def test_the_own_port_is_asked_by_the_nodes_name(
     authority: Authority, token: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
