@@ -92,7 +92,7 @@ def differences(reader: NftReader, layout: Layout, names: Mapping[str, str], pre
         if hook == "missing":
             found.append(f"chain {chain.name} is missing")
         elif hook != (chain.hook or ""):
-            found.append(f"chain {chain.name} hangs elsewhere than ours")
+            found.append(f"chain {chain.name} hangs elsewhere than ours, or has another policy")
         elif not _same([encode(rule, family, names) for rule in chain.rules], present, chain):
             found.append(f"chain {chain.name} has other rules than ours")
     return found

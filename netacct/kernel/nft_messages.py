@@ -65,11 +65,12 @@ _U32 = struct.Struct(">I")
 
 
 class Hook(NamedTuple):
-    """Where a base chain hangs. `type` is `filter` or `route`; `number` is NF_INET_*."""
+    """Where a base chain hangs. `type` is `filter` or `route`; `number` is NF_INET_*; `policy` NF_ACCEPT or NF_DROP."""
 
     type: str
     number: int
     priority: int
+    policy: int = _ACCEPT
 
 
 class Message(NamedTuple):
@@ -114,7 +115,7 @@ def new_chain(family: Family, name: str, hook: Hook | None) -> Message:
     what = f"make chain {name}"
     if hook is not None:
         where = attribute(HOOK_NUMBER, u32(hook.number)) + attribute(HOOK_PRIORITY, u32(hook.priority))
-        body += nested(CHAIN_HOOK, where) + attribute(CHAIN_POLICY, u32(_ACCEPT))
+        body += nested(CHAIN_HOOK, where) + attribute(CHAIN_POLICY, u32(hook.policy))
         body += attribute(CHAIN_TYPE, text(hook.type))
         what += f" of type {hook.type}"
     return Message(NEW_CHAIN, _CREATE, family, body, what)

@@ -89,7 +89,8 @@ class NftReader:
             return ""
         hook = dict(attributes(found[nft.CHAIN_HOOK]))
         priority = int.from_bytes(hook[nft.HOOK_PRIORITY], "big", signed=True)
-        return Hook(_name(found[nft.CHAIN_TYPE]), _number(hook[nft.HOOK_NUMBER]), priority)
+        policy = _number(found[nft.CHAIN_POLICY])
+        return Hook(_name(found[nft.CHAIN_TYPE]), _number(hook[nft.HOOK_NUMBER]), priority, policy)
 
     def rules(self, family: Family) -> dict[str, list[memoryview]]:
         """The expressions of every rule of ours, by chain, in order."""

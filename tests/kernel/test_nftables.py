@@ -143,6 +143,22 @@ def test_a_dormant_table_is_woken(netns: support.Netns) -> None:
     datapath.close()
 
 
+def test_a_chain_that_drops_is_mended(netns: support.Netns) -> None:
+    """Where a table is plain and somebody lets our chain drop what it does not decide, that is seen and undone."""
+    del netns
+    support.sh("nft add table ip netacct", "nft add table ip6 netacct")
+    datapath = NftablesDatapath()
+    datapath.install(plan())
+    support.sh("nft 'chain ip netacct forward { policy drop; }'")
+    found = datapath.verify()
+    datapath.install(plan())
+
+    assert found == ["IPv4: chain forward hangs elsewhere than ours, or has another policy"]
+    assert "policy drop" not in support.sh("nft list ruleset")
+    assert datapath.verify() == []
+    datapath.close()
+
+
 def test_an_older_kernel_gets_a_plain_table(netns: support.Netns, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel refuses the flags of a persistent owner, the table is made without them."""
     del netns
