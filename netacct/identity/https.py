@@ -189,9 +189,9 @@ class Exchange:
             EndedError: see `end`.
         """
         self.close()
-        if not all(value.isprintable() for value in headers.values()):
+        if not all(value.isascii() and value.isprintable() for value in headers.values()):
             # http.client would say so, with the token in its words.
-            raise UnreachableError(f"{server} is not asked: the token has more than one line")
+            raise UnreachableError(f"{server} is not asked: the token is not one line of ASCII")
         with self.told(server):
             self._connect(server)
             self.wait_until(time.monotonic() + seconds)
@@ -333,6 +333,8 @@ def _trouble(error: Exception) -> str:
         return "did not answer in time"
     if isinstance(error, OSError):
         return f"cannot be reached: {_words(error)}"
+    if isinstance(error, UnicodeError):
+        return "has a name that cannot be resolved"
     if isinstance(error, http.client.IncompleteRead):
         return "broke off in the middle of its answer"
     return f"answers in no form of HTTP: {type(error).__name__}: {str(error)[:100]}"

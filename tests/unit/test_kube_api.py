@@ -98,6 +98,15 @@ def test_inline_certificates(authority: Authority, config: Path) -> None:
         picky.close()
 
 
+@pytest.mark.parametrize("token", ["secret\nsecret", "secret\N{EURO SIGN}", "secret\0"])
+def test_a_token_that_is_none_is_not_shown(server: Server, authority: Authority, config: Path, token: str) -> None:
+    """A token that cannot go into a header is not sent, and not in the reason."""
+    reason = refusal(config, server.url, token=token, cluster=cluster(authority))
+
+    assert reason == f"{server.url} is not asked: the token is not one line of ASCII"
+    assert server.requests == []
+
+
 def test_another_server_name(authority: Authority, config: Path) -> None:
     """`tls-server-name` is the name that the certificate must have, whatever the address is."""
     named = Server(lambda _, reply: reply.json({}), authority.issue("named", "DNS:kubernetes.default"))

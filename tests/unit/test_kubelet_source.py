@@ -416,6 +416,12 @@ def test_a_name_that_nobody_resolves(
     assert ask(named).trouble() == "https://kubelet.example:10250 did not answer in time"
 
 
+def test_a_name_that_is_none(authority: Authority, token: Path, ask: Ask) -> None:
+    """A name that no resolver can be asked for is trouble, in words."""
+    named = Access("https://a..b", authority.keys.certificate, token_file=str(token))
+    assert ask(named).trouble() == "https://a..b:10250 has a name that cannot be resolved"
+
+
 def test_stop_does_not_wait_for_a_silent_kubelet(
     by_token: Server, authority: Authority, token: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
