@@ -10,6 +10,7 @@ from netacct.config import Config
 from netacct.errors import NetacctError
 from netacct.identity import host_pods, ranges
 from netacct.identity.ranges_providers import FoundRanges
+from netacct.kernel import families
 from netacct.kernel import plan as planning
 from netacct.list_files import ListFiles
 from netacct.model import Address, Network, Observation, is_cgroup
@@ -54,7 +55,8 @@ def plan(config: Config, lists: ListFiles | None = None) -> tuple[planning.Plan,
     found = local_ranges(config, own)
     marks = policy.marks if decision.enabled else None
     levels = host_pod_levels(config, (seen.sandbox for seen in observations(config) if is_cgroup(seen.ip)))
-    made = planning.build(merged(config, policy, found).policy, found.networks, own, marks, host_pods=levels)
+    wanted = merged(config, policy, found).policy
+    made = planning.build(wanted, found.networks, own, marks, families.present(), host_pods=levels)
     return made, "" if decision.looked else decision.reason
 
 

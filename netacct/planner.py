@@ -7,6 +7,7 @@ from collections.abc import Collection
 from netacct.config import Config
 from netacct.desired import host_pod_levels
 from netacct.identity import ranges
+from netacct.kernel import families
 from netacct.kernel import plan as planning
 from netacct.marking import Marking
 from netacct.model import Address, Lease, Network, is_cgroup
@@ -47,7 +48,7 @@ class Planner:
         levels = host_pod_levels(config, (lease.sandbox for lease in leases if is_cgroup(lease.ip)))
         local = ranges.join((*config.local_ranges, *self.found), wanted)
         merged = self._merge(policy, self.cluster, local).policy
-        return planning.build(merged, local, self.own, marking.table(merged), host_pods=levels)
+        return planning.build(merged, local, self.own, marking.table(merged), families.present(), host_pods=levels)
 
 
 def prefilled(plan: planning.Plan) -> set[Address]:

@@ -7,14 +7,13 @@ asks for (marks_xtables.py); nf_tables and ipset are not asked where their modul
 from __future__ import annotations
 
 import errno
-import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from netacct.errors import DatapathError, PermissionRefusedError
-from netacct.kernel import detect_signs, ipset, marks_xtables, modules, setmaker
+from netacct.kernel import detect_signs, families, ipset, marks_xtables, modules, setmaker
 from netacct.kernel import nft_messages as nft
 from netacct.kernel.detect import (
     DATAPATHS,
@@ -77,8 +76,7 @@ def legacy_chains() -> dict[Family, frozenset[str]]:
     for kind in KINDS:
         if _MANGLE in marks_xtables.tables(kind):
             chains = _read(kind, _MANGLE).chains
-            family: Family = 4 if kind.family == socket.AF_INET else 6
-            found[family] = frozenset(name for name in chains if name.startswith(CHAIN_PREFIX))
+            found[kind.version] = frozenset(name for name in chains if name.startswith(CHAIN_PREFIX))
     return found
 
 
@@ -91,7 +89,8 @@ def nft_families() -> list[Family]:
 
 def _unusable(known: Modules) -> dict[str, str]:
     """Why a datapath cannot be had, as far as that is certain without trying."""
-    missing = {name: [module for module in NEEDED[name] if known.lacks(module)] for name in DATAPATHS}
+    needless = () if 6 in families.present() else ("ip6_tables", "ip6table_mangle")
+    missing = {name: [it for it in NEEDED[name] if known.lacks(it) and it not in needless] for name in DATAPATHS}
     return {name: f"this kernel has no {', '.join(lacking)}" for name, lacking in missing.items() if lacking}
 
 

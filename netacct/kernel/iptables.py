@@ -13,6 +13,7 @@ import contextlib
 import random
 import re
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,13 +31,13 @@ from netacct.kernel.mangle import MangleTable
 from netacct.kernel.netlink import Netlink
 from netacct.kernel.plan import Plan
 from netacct.kernel.position import Position
-from netacct.kernel.rulebuilder import RuleBuilder
+from netacct.kernel.rulebuilder import BuiltLayout, RuleBuilder
 from netacct.kernel.setmaker import Members
 from netacct.lean import hidden
 from netacct.model import Address, Family, Snapshot, family_of, is_cgroup
 
 _FAMILIES: tuple[Family, ...] = (4, 6)
-_KINDS = dict(zip(_FAMILIES, marks_xtables.KINDS, strict=True))
+_KINDS = {kind.version: kind for kind in marks_xtables.KINDS}
 _COMMIT_TRIES = 8
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}  # linux/capability.h
 
@@ -155,10 +156,14 @@ class IptablesDatapath:
     def _rule_differences(self, wanted: Layout) -> list[str]:
         if not _mangle_exists(wanted.family):  # to look for it any other way would make it
             return ["table mangle is missing"] if wanted.chains else []
-        built = RuleBuilder(self._iptc, wanted.family, self._sets.present_names()).build(wanted)
+        built = self._built(wanted, self._sets.present_names())
         with self._table(wanted.family) as table:
             held = self.position.look(wanted.family, table.rivals(built), clock.now())
             return table.differences(built, held)
+
+    def _built(self, wanted: Layout, names: Mapping[str, str]) -> BuiltLayout:
+        _require_socket(wanted.family)
+        return RuleBuilder(self._iptc, wanted.family, names).build(wanted)
 
     def _table(self, family: Family) -> contextlib.closing[MangleTable]:
         return contextlib.closing(MangleTable(self._iptc, family))
@@ -167,7 +172,7 @@ class IptablesDatapath:
         """Bring one family's table to a layout. Returns old chains that stay because others' rules lead to them."""
         if not wanted.chains and not _mangle_exists(wanted.family):
             return []
-        built = RuleBuilder(self._iptc, wanted.family, self._sets.names).build(wanted)  # 0.2 ms a rule: before the lock
+        built = self._built(wanted, self._sets.names)  # 0.2 ms a rule: before the lock
         for attempt in range(_COMMIT_TRIES):
             with xtables_lock(self._patience), _sigterm_held_off(), self._table(wanted.family) as table:
                 held = self.position.look(wanted.family, table.rivals(built), clock.now())
@@ -188,6 +193,14 @@ def _joined(*snapshots: Snapshot) -> Snapshot:
 def _mangle_exists(family: Family) -> bool:
     """Whether the namespace has the table; loading it with libiptc would create it."""
     return "mangle" in marks_xtables.tables(_KINDS[family])
+
+
+def _require_socket(family: Family) -> None:
+    """Refuse where there is no socket for libxtables, which would end the process (exit(1) in compatible_revision)."""
+    try:
+        socket.socket(_KINDS[family].family, socket.SOCK_RAW, socket.IPPROTO_RAW).close()
+    except OSError as error:
+        raise DatapathError(f"no socket for IPv{family} to be had, which libxtables needs: {error.strerror}") from error
 
 
 @contextlib.contextmanager

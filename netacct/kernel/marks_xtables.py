@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from netacct.errors import DatapathError, PermissionRefusedError
+from netacct.kernel import families
 from netacct.kernel.layout import CHAIN_PREFIX
 from netacct.kernel.mark_bits import Writer, target_bits
+from netacct.model import Family
 
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same for IPv6
 _INFO = struct.Struct("=32sI5I5III")  # name, valid_hooks, hook_entry, underflow, num_entries, size
@@ -35,6 +37,7 @@ _TRIES = 5
 class Kind(NamedTuple):
     """What differs between the families."""
 
+    version: Family
     tool: str
     names: str
     family: socket.AddressFamily
@@ -43,8 +46,8 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("iptables", "ip_tables_names", socket.AF_INET, socket.IPPROTO_IP, 88),
-    Kind("ip6tables", "ip6_tables_names", socket.AF_INET6, socket.IPPROTO_IPV6, 140),
+    Kind(4, "iptables", "ip_tables_names", socket.AF_INET, socket.IPPROTO_IP, 88),
+    Kind(6, "ip6tables", "ip6_tables_names", socket.AF_INET6, socket.IPPROTO_IPV6, 140),
 )
 
 
@@ -103,6 +106,8 @@ def targets(offsets: int, hooks: dict[int, str], blob: bytes) -> Iterator[Target
 
 def tables(kind: Kind) -> list[str]:
     """The tables that exist in this network namespace. Raises PermissionRefusedError: capabilities are not enough."""
+    if kind.version not in families.present():  # older kernels list tables that no socket reaches
+        return []
     path = Path("/proc/thread-self/net") / kind.names  # of the thread's own namespace; /proc/net is the main thread's
     try:
         return path.read_text(encoding="ascii").split()

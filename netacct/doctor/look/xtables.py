@@ -13,7 +13,6 @@ from netacct.kernel import marks_xtables
 from netacct.kernel.xtables import Entry, decode, has_standard_target
 from netacct.model import Family
 
-_FAMILIES: tuple[Family, Family] = (4, 6)  # in the order of marks_xtables.KINDS
 _VERDICT = struct.Struct("=i")
 _TARGET_HEADER = 32  # struct xt_entry_target; a verdict, or a chain's name, follows
 _STANDARD = {-1: "DROP", -2: "ACCEPT", -4: "QUEUE", -5: "RETURN"}  # -NF_DROP - 1 and so on; XT_RETURN
@@ -23,10 +22,10 @@ _HEAD = "ERROR"
 def tables() -> tuple[XtTable, ...]:
     """Every legacy table of this network namespace. Errors: OSError, DatapathError."""
     found = []
-    for family, kind in zip(_FAMILIES, marks_xtables.KINDS, strict=True):
+    for kind in marks_xtables.KINDS:
         for name in marks_xtables.tables(kind):
             hooks, blob = marks_xtables.entries(kind, name)
-            found.append(XtTable(family, name, chains(family, kind.offsets, hooks, blob)))
+            found.append(XtTable(kind.version, name, chains(kind.version, kind.offsets, hooks, blob)))
     return tuple(found)
 
 
