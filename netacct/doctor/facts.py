@@ -232,6 +232,7 @@ class Facts:
     """All of it.
 
     cgroups: where the whole cgroup v2 tree is mounted, "" where it is not.
+    saved:   files that others load rulesets from, with something of ours in them.
     unread:  what could not be looked at, and why.
     """
 
@@ -253,6 +254,7 @@ class Facts:
     flowtables: tuple[Flowtable, ...] = ()
     virtual_services: int = 0
     cgroups: str = "/sys/fs/cgroup"
+    saved: tuple[str, ...] = ()
     sysctls: Mapping[str, int] = field(default_factory=dict)
     wall_clock: float | None = None
     unread: tuple[Fault, ...] = ()

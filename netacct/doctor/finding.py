@@ -137,6 +137,14 @@ CATALOGUE: dict[str, Advice] = {
         "What it drops was sent, but is never counted.",
         "Nothing, where that is meant; else give the chain a priority above -150 (mangle).",
     ),
+    "saved-with-our-rules": Advice(
+        "error",
+        "Such a file is loaded whole or not at all, and with ours it often is not: at boot their sets are not there, "
+        "nft cannot read all that it prints, and a running agent lets nobody write to its tables. Then the node has "
+        "no firewall.",
+        "Take them out of the file, with all rules that lead to them, or save it again while they are away: `netacct "
+        "rules remove`, save, `netacct rules apply`.",
+    ),
     "legacy-and-nft-mixed": Advice(
         "warning",
         "Programs that use different backends do not see each other's rules, and each packet passes both.",

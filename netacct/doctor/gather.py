@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from netacct.config import Config
 from netacct.doctor.facts import Agent, Datapath, Directory, Facts, Fault, Process, Rules, Settings, XtablesLock
-from netacct.doctor.look import agent, cni, kernel, links, nft, process, settings, xtables
+from netacct.doctor.look import agent, cni, kernel, links, nft, process, saved, settings, xtables
 from netacct.errors import PermissionRefusedError
 from netacct.identity.host_pods import tree_root
 from netacct.kernel import marks, modules
@@ -70,6 +70,7 @@ def gather(config_file: str | None = None, flags: Mapping[str, str | list[str]] 
         nft_chains=chains,
         nft_rules=rules,
         flowtables=flowtables,
+        saved=look.at("saved rulesets", saved.rulesets, ()),
         cgroups=look.at("cgroups", tree_root, nothing.cgroups),
         virtual_services=look.at("IPVS", kernel.virtual_services, 0),
         sysctls=look.at("sysctl", kernel.sysctls, {}),

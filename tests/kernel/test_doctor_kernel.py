@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from netacct import config, desired
 from netacct.cli import main
 from netacct.control import LOCK, SOCKET, ask
 from netacct.doctor import checks, gather
+from netacct.doctor.facts import Facts
 from netacct.doctor.finding import Finding
 from netacct.doctor.look import process as looking
+from netacct.doctor.look import saved
 from netacct.doctor.look.process import flock_on
 from netacct.errors import NetacctError
 from netacct.identity.host_pods import tree_root
@@ -73,7 +75,7 @@ def install(path: str) -> None:
     datapath.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def agent(path: str) -> Iterator[subprocess.Popen[bytes]]:
     """A running agent in this thread's namespace that has answered once."""
     process = subprocess.Popen([NETACCT, "run", "--config.file", path], stderr=subprocess.DEVNULL)
@@ -390,6 +392,39 @@ def test_mixed_backends_are_counted_with_the_hints(netns: support.Netns, setting
         "2 rules in legacy tables (iptables nat 2), 1 in nftables (ip6 filter 1); "
         "the kubelet keeps KUBE-KUBELET-CANARY in nftables"
     )
+
+
+@pytest.mark.parametrize(
+    ("datapath", "file", "save", "load"),
+    [
+        (IptablesDatapath, "etc/iptables/rules.v4", "iptables-legacy-save", "iptables-legacy-restore"),
+        (NftablesDatapath, "etc/nftables.conf", "nft list ruleset", "nft -f"),
+    ],
+)
+def test_a_ruleset_that_was_saved_with_ours_is_found(
+    netns: support.Netns,
+    tmp_path: Path,
+    datapath: type[IptablesDatapath | NftablesDatapath],
+    file: str,
+    save: str,
+    load: str,
+) -> None:
+    """A saved ruleset with ours in it, which cannot be loaded again, is found; one without, or in a comment, is not."""
+    del netns
+    (tmp_path / file).parent.mkdir(parents=True)
+    support.sh(f"{save} > {tmp_path / file}", f"echo '# table ip netacct, -j NETACCT-TX' >> {tmp_path / file}")
+    assert saved.rulesets(tmp_path) == ()
+    with contextlib.closing(datapath()) as ours:
+        ours.install(support.plan())
+        support.sh(f"{save} > {tmp_path / file}")
+        if datapath is IptablesDatapath:
+            ours.remove()
+        refused = subprocess.run([*load.split(), tmp_path / file], capture_output=True, check=False)
+    assert refused.returncode != 0
+    found = saved.rulesets(tmp_path)
+    assert found == (f"/{file}",)
+    (item,) = checks.examine(Facts(saved=found))
+    assert (item.name, item.where) == ("saved-with-our-rules", f"/{file}")
 
 
 def test_who_holds_the_lock_and_for_how_long(netns: support.Netns, settings: str) -> None:

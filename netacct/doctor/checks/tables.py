@@ -94,6 +94,12 @@ def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
 
 
+def saved(facts: Facts) -> Iterable[Finding]:
+    """What ran was saved as it was, with ours in it."""
+    for file in facts.saved:
+        yield finding("saved-with-our-rules", f"{file} has chains or tables of netacct in it", file)
+
+
 def tproxy(facts: Facts) -> Iterable[Finding]:
     """Rules that hand packets for others to a process of this node."""
     for where in (*_targets(facts, "TPROXY"), *_expressions(facts, "tproxy")):
@@ -134,4 +140,4 @@ def _expressions(facts: Facts, name: str) -> Iterable[str]:
             yield f"nft {rule.family} {rule.table}, {rule.chain} rule {rule.number}"
 
 
-CHECKS = (shadowed, early_drops, backends, tproxy, flowtables, ipvs)
+CHECKS = (shadowed, early_drops, backends, saved, tproxy, flowtables, ipvs)
