@@ -287,10 +287,9 @@ class Service:
             case "apply":
                 return [*self._choose_anew(self._config), *self._agent.apply()]
             case "remove":
-                if self._agent.paused:
-                    return []
-                self._agent.pause()
-                return ["removed"]
+                was_paused = self._agent.paused
+                self._agent.pause()  # also then: an earlier removal may have failed, and still be tried again
+                return [] if was_paused else ["removed"]
             case "differences":
                 return self._agent.differences()
         raise UsageError(f"the agent knows no command {command.name!r}")

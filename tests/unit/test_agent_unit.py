@@ -11,6 +11,7 @@ from agentnode import INTERNET, A, Node, pods
 
 from netacct import clock, marking, policy_file
 from netacct.agent import Agent
+from netacct.control import Command
 from netacct.errors import DatapathError, NetacctError
 from netacct.model import pack
 from netacct.service import Scrape, Service
@@ -229,6 +230,19 @@ def service(node: Node, agent: Agent) -> Service:
     made = Service(lambda: node.config)
     made._agent = agent
     return made
+
+
+def test_a_removal_that_failed_is_not_called_done(node: Node) -> None:
+    """`netacct rules remove` says that the kernel refuses for as long as it does, not that there is nothing to do."""
+    worker = service(node, node.begin())
+    node.datapath.broken = {"remove"}
+    for _ in range(2):
+        with pytest.raises(DatapathError, match="remove is broken"):
+            worker._command(Command("remove", {}))
+    assert node.kernel.sets
+    node.datapath.broken = set()
+    worker._command(Command("remove", {}))
+    assert not node.kernel.sets
 
 
 def test_a_scrape_that_nobody_waits_for_is_left_alone(node: Node) -> None:
