@@ -98,7 +98,7 @@ def build() -> dict[str, Layer]:
     """The layers of the image, the lowest first. Raises BuildError."""
     if _PYTHON not in _SUITES:
         raise BuildError(f"this is Python {_PYTHON}; a Debian release has {' or '.join(_SUITES)}")
-    when = _when()
+    when = time_of_files()
     with tempfile.TemporaryDirectory(prefix="netacct-image-") as work:
         folder = Path(work)
         root = folder / "root"
@@ -259,14 +259,15 @@ def _version() -> str:
     return found[1]
 
 
-def _when() -> int:
+def time_of_files() -> int:
     """The time that all files have, in seconds since 1970: SOURCE_DATE_EPOCH, else of the last commit, else 0."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return int(given)
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"], capture_output=True, text=True, check=False
-    )
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else 0
+    try:
+        written = _run(["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]).strip()
+    except BuildError:  # no git, or no clone
+        return 0
+    return int(written or b"0")
 
 
 def _run(command: list[str], cwd: Path | None = None) -> bytes:

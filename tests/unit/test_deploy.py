@@ -230,3 +230,12 @@ def test_the_dockerfile_installs_what_the_image_has() -> None:
     assert copied == {"setup.cfg", "pyproject.toml", "README.md", "LICENSE", "netacct", "rules"}
     assert 'ENTRYPOINT ["/usr/local/bin/netacct"]\nCMD ["run"]\n' in text
     assert "iptables" in text
+
+
+def test_an_image_can_be_built_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a machine that has a copy of the sources and no git, files have the time 0; a given time wins."""
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build_image.time_of_files() == 0
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    assert build_image.time_of_files() == 1700000000
