@@ -77,16 +77,17 @@ def load(name_or_path: str, files: ListFiles | None = None, named_at: str = "") 
     Raises:
         ConfigError: for an unknown name, for a file that cannot be read, and for everything wrong in it.
     """
+    files = files or ListFiles()
     try:
         return _load(name_or_path, files)
     except ConfigError as error:
         file, _, line = named_at.rpartition(":")
-        if error.key or error.line is not None or not line.isdecimal():
+        if error.key or error.line is not None or error.file in files.asked or not line.isdecimal():
             raise
         raise ConfigError(file, "policy", f"{error.file}: {error.found}", error.allowed, int(line)) from error
 
 
-def _load(name_or_path: str, files: ListFiles | None) -> Policy:
+def _load(name_or_path: str, files: ListFiles) -> Policy:
     if is_path(name_or_path):
         return from_document(yamlfile.load(name_or_path), PurePath(name_or_path).stem, files)
     folder = importlib.resources.files("netacct") / "policies"

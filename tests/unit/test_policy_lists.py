@@ -339,6 +339,18 @@ def test_errors_of_reading(folder: Path, make: Any, message: str) -> None:
     assert message in error.found
 
 
+def test_a_missing_list_is_not_called_a_policy(folder: Path) -> None:
+    """Only an error of the policy's own file is told where the configuration names the policy."""
+    (folder / "lists/ip-ranges.json").unlink()
+    policy = folder / "p.yaml"
+    policy.write_text(f"classes:\n  a: {{list: {{{AWS}}}}}\n")
+    for file in (folder / "lists/ip-ranges.json", policy):
+        with pytest.raises(ConfigError, match="cannot be read: No such file") as caught:
+            load(str(policy), named_at="c.yaml:7")
+        assert (caught.value.file, caught.value.line) == (("c.yaml", 7) if file == policy else (str(file), None))
+        policy.unlink(missing_ok=True)
+
+
 def test_a_huge_file_is_refused(folder: Path) -> None:
     """A file beyond the limit is not parsed."""
     file = folder / "lists/ip-ranges.json"
