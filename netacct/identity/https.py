@@ -25,7 +25,10 @@ from netacct.errors import NetacctError
 from netacct.identity.apart import Apart
 
 CONNECT_SECONDS = 4.0
-"""For a name to be resolved, for each connection, and for the TLS handshake."""
+"""For each connection, and for the TLS handshake."""
+
+RESOLVE_SECONDS = 15.0
+"""For a name: resolver(3) waits five for a first server that is away, before it asks the next."""
 
 CHUNK = 65536
 
@@ -278,7 +281,7 @@ class Exchange:
         try:
             return ask(flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
-            return Apart(ask, "resolver").wait(CONNECT_SECONDS, self.has_ended)
+            return Apart(ask, "resolver").wait(RESOLVE_SECONDS, self.has_ended)
 
     def _secure(self, server: Server, plain: socket.socket) -> None:
         if server.tls is None:

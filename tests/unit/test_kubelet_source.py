@@ -406,11 +406,11 @@ def test_a_name_that_nobody_resolves(
 ) -> None:
     """A resolver that says nothing is trouble after a while, and a stop does not wait for it."""
     named = Access("https://kubelet.example", authority.keys.certificate, token_file=str(token))
-    monkeypatch.setattr(https, "CONNECT_SECONDS", 3600.0)
+    monkeypatch.setattr(https, "RESOLVE_SECONDS", 3600.0)
     waiting = ask(named)
     assert asked.wait(LATENCY)
     waiting.source.stop()
-    monkeypatch.setattr(https, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(https, "RESOLVE_SECONDS", 0.1)
 
     assert waiting.source.healthy().reason == "stopped"
     assert ask(named).trouble() == "https://kubelet.example:10250 did not answer in time"
