@@ -123,8 +123,17 @@ class MangleTable:
             self._do("insert_entry", name, rule.buffer, position)
 
     def _stale(self, wanted: BuiltLayout) -> list[str]:
-        names = [chain.name for chain in self._table.chains]
-        return [name for name in names if name.startswith(CHAIN_PREFIX) and name not in wanted.chains]
+        names = [name for name in self._chains() if name.startswith(CHAIN_PREFIX) and name.isascii()]
+        return [name for name in names if name not in wanted.chains]
+
+    def _chains(self) -> list[str]:
+        low, handle = self._table._iptc, self._table._handle  # noqa: SLF001  # Table.chains stumbles over foreign names
+        names = []
+        name = low.iptc_first_chain(handle)
+        while name:
+            names.append(_name(name))
+            name = low.iptc_next_chain(handle)
+        return names
 
     def _delete(self, chains: list[str]) -> list[str]:
         for name in chains:
@@ -138,13 +147,15 @@ class MangleTable:
 
     def _entries(self, chain: str) -> list[Entry] | None:
         """The rules of a chain, None where it does not exist."""
-        if not self._table.is_chain(chain):
+        low, handle, raw = self._table._iptc, self._table._handle, _raw(chain)  # noqa: SLF001  # as in `_chains`
+        if not low.iptc_is_chain(raw, handle):
             return None
         entries = []
-        entry = self._table.first_rule(chain)
+        first = low.iptc_first_rule(raw, handle)
+        entry = first[0] if first else None
         while entry:
             blob = ctypes.string_at(ctypes.addressof(entry), entry.next_offset)
-            verdict = (self._table.get_target(entry) or b"").decode("ascii", "replace")
+            verdict = _name(self._table.get_target(entry) or b"")
             standard = has_standard_target(self._family, blob)
             entries.append(decode(self._family, blob, verdict, standard=standard))
             entry = self._table.next_rule(entry)
@@ -183,6 +194,15 @@ class MangleTable:
             module = "ip_tables, iptable_mangle" if self._family == 4 else "ip6_tables, ip6table_mangle"
             return MissingFeatureError(f"{text} (needs {module}, xt_set, xt_mark, xt_multiport)")
         return DatapathError(text)
+
+
+def _name(raw: bytes) -> str:
+    """A name of somebody else's, who may have written it in any encoding; `_raw` gives it back."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _raw(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
 
 
 def _entries_of(rules: list[BuiltRule]) -> list[Entry]:

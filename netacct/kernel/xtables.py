@@ -198,4 +198,6 @@ def jump_of(entry: Entry) -> str:
     """Where a rule leads, as iptables would write it."""
     if not entry.verdict:
         return "no target"
-    return f"{'-g' if entry.goto else '-j'} {entry.verdict}"
+    # a chain's name may be in an encoding that cannot be printed
+    name = entry.verdict.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return f"{'-g' if entry.goto else '-j'} {name}"

@@ -211,6 +211,36 @@ def test_a_foreign_set_under_our_name_is_replaced(datapath: IptablesDatapath) ->
         assert "range 10.244.1.0-10.244.1.16 counters" in sh(f"ipset list -t {name}")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_of_others_in_any_encoding_are_no_obstacle(
+    datapath: IptablesDatapath, family: Family, tmp_path: Path
+) -> None:
+    """A foreign chain whose name is Latin-1 or UTF-8 is looked into, named in words, and left as it is."""
+    tool, file = "iptables-legacy" if family == 4 else "ip6tables-legacy", tmp_path / "rules"
+
+    def restore(*lines: str) -> None:
+        text = "\n".join(["*mangle", *lines, "COMMIT", ""])
+        file.write_bytes(text.encode("utf-8").replace(b"LATIN", b"caf\xe9"))
+        sh(f"{tool}-restore --noflush {file}")
+
+    restore(":LATIN -", ":café -", "-A LATIN -j MARK --set-mark 5", "-A café -j DROP")
+    datapath.install(plan())
+    restore("-I FORWARD -j LATIN", "-I FORWARD -j café")
+    found = datapath.verify()
+    datapath.install(plan())
+    repaired = datapath.verify()
+    restore("-A LATIN -j DROP", "-I FORWARD -j LATIN")
+    datapath.position.forget()
+    hidden = datapath.verify()
+    datapath.remove()
+
+    where = f"IPv{family}: hook FORWARD: our rules are behind rule 1"
+    assert found == [f"{where} (-j café), which can end traversal"]
+    assert repaired == []
+    assert hidden == [f"{where} (-j caf\\xe9), which can end traversal"]
+    assert sh(f"{tool} -t mangle -S | grep -ac caf").strip() == "8"
+
+
 @pytest.mark.parametrize("how", ["timeout 300", "forceadd"])
 def test_a_set_that_forgets_elements_is_replaced(datapath: IptablesDatapath, how: str) -> None:
     """A set under our name whose elements expire, or make room for others, is not counted in; what it has is kept."""
