@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from netacct import plainfile
 from netacct.errors import ConfigError
 from netacct.model import Network
 
@@ -167,9 +168,14 @@ def load(path: str) -> Node:
 
 
 def read(path: str) -> bytes:
-    """A file's content, up to a byte over SIZE_LIMIT. Raises ConfigError, with the OSError as its `__cause__`."""
+    """A file's content, up to a byte over SIZE_LIMIT. Raises ConfigError, with the OSError as its `__cause__`.
+
+    A pipe in the place of a file is refused: an agent would wait for whoever writes into it. Below /dev, where shells
+    have their own (`/dev/stdin`, `<(…)`), it is what the user meant.
+    """
+    opener = None if path.startswith("/dev/") else plainfile.opener
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 -- a Path would lose how the user wrote the name
+        with open(path, "rb", opener=opener) as file:
             return file.read(SIZE_LIMIT + 1)
     except OSError as error:
         raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,18 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     assert isinstance(missing.value.__cause__, FileNotFoundError)
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         yamlfile.load(str(tmp_path))
+
+
+def test_a_pipe_is_read_only_where_a_shell_made_it(tmp_path: Path) -> None:
+    """A pipe in the place of a file is refused at once; one below /dev, as `<(…)` gives it, is read to its end."""
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: it is no regular file"):
+        yamlfile.read(str(tmp_path / "pipe.yaml"))
+    out, into = os.pipe()
+    with os.fdopen(out, "rb"):
+        os.write(into, b"enabled: false")
+        os.close(into)
+        assert yamlfile.read(f"/dev/fd/{out}") == b"enabled: false"
 
 
 def test_json_is_read_as_well() -> None:
