@@ -213,6 +213,16 @@ def test_the_scrape_keeps_the_accounted_pods_labels() -> None:
     assert "annotations" not in labels
 
 
+def test_the_quota_admits_the_priority_of_the_pods() -> None:
+    """Where a cluster asks for a quota of that class, this one lets agents and the removal run in their namespace."""
+    quota = one("resourcequota", "ResourceQuota")
+    (scope,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
+    for name in ("daemonset", "remove"):
+        assert pod(name)["priorityClassName"] in scope["values"]
+        assert one(name, "DaemonSet")["metadata"]["namespace"] == quota["metadata"]["namespace"]
+
+
 def test_every_mount_and_file_is_documented() -> None:
     """The README names each mount of the agent, and each file of the folder."""
     table = README.split("## Mounts")[1].split("To be added")[0].split("`mountPropagation")[0]
