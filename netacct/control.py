@@ -181,8 +181,8 @@ class WriterLock:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except PermissionError as error:
             raise PermissionRefusedError(f"{path}: {error.strerror} (netacct must be root)") from error
-        except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}") from error
+        except OSError as error:  # of the directory, or of the file in it
+            raise StoreError(f"{error.filename or path}: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -114,6 +114,14 @@ def test_only_one_writer_at_a_time(tmp_path: Path) -> None:
         assert state_dir.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_file_in_place_of_the_state_directory_is_named(tmp_path: Path) -> None:
+    """The error is about the file that is there, not about the lock that cannot be in it."""
+    state_dir = tmp_path / "state"
+    state_dir.touch()
+    with pytest.raises(StoreError, match=f"^{state_dir}: File exists$"), sole_writer(state_dir):
+        pass
+
+
 def test_lock_and_socket_come_back_where_somebody_removed_them(tmp_path: Path) -> None:
     """A cleared state directory gets lock and socket again; while another process has the lock, that is a trouble."""
     state_dir = tmp_path / "state"
