@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -256,6 +257,22 @@ def test_a_move_to_where_a_stranger_counts_is_exact(lab: AgentLab, mine: str, st
     until(lambda: lab.metric("netacct_rules_in_sync") == 1)
     until(lambda: sum(lab.totals().values()) >= octets)
     assert lab.totals() == {("a-0", "internet"): octets}
+
+
+def test_a_move_to_where_another_process_counts_is_refused(lab: AgentLab) -> None:
+    """A running agent goes on where it counts, with all bytes, when the tables that it should move to are another's."""
+    lab.configure(datapath=IPTABLES)
+    lab.start()
+    with contextlib.closing(choosing.open_datapath(NFTABLES)) as other:
+        other.install(support.plan())
+        lab.configure(datapath=NFTABLES)
+        lab.reload()
+        assert "table ip netacct belongs to another running process" in lab.log
+        octets = datagrams(lab.node)
+        until(lambda: lab.totals() == {("a-0", "internet"): octets})
+        assert build_info(lab) == IPTABLES
+        assert lab.metric("netacct_rules_in_sync") == 1
+        assert lab.metric("netacct_config_last_reload_successful") == 0
 
 
 def _install_beside(name: str) -> None:
