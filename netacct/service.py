@@ -324,7 +324,7 @@ class Service:
             if self._must_choose(config):
                 self._choose_anew(config)
             self._agent.reconfigure(config, policy)
-        except NetacctError as error:
+        except (NetacctError, OSError) as error:  # who lacks descriptors has not reloaded either
             self._log.error("reload refused, the configuration before stays in force", error=str(error))
             self._agent.reload_failed()
             self._follow(config or self._config, lists, mark, self._followed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from agentnode import INTERNET, A, Node, pods
 
 from netacct import clock, marking, policy_file
 from netacct.agent import Agent
+from netacct.config import Config
 from netacct.control import Command
 from netacct.errors import DatapathError, NetacctError
 from netacct.model import pack
@@ -243,6 +245,18 @@ def test_a_removal_that_failed_is_not_called_done(node: Node) -> None:
     node.datapath.broken = set()
     worker._command(Command("remove", {}))
     assert not node.kernel.sets
+
+
+def test_a_reload_that_the_kernel_refuses_is_shown_as_failed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is out of descriptors keeps the configuration before, and says so."""
+    worker = service(node, node.begin())
+
+    def load() -> Config:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(worker, "_load", load)
+    worker._reload(asked=True)
+    assert worker._agent.view().config_last_reload_successful is False
 
 
 def test_a_scrape_that_nobody_waits_for_is_left_alone(node: Node) -> None:
