@@ -146,6 +146,7 @@ def test_routes_alone(netns: support.Netns, node: support.Node, lab: AgentLab, t
     assert "named_by" not in explained(lab, PEER[4])  # behind a veth of the node, which is no pod's
     lab.pods({"team-a/a-0": [POD[4]]})
     agentlab.until(lambda: explained(lab, POD[4])["named_by"] == "source file, rtnetlink")
+    agentlab.until(lambda: "a-0" in lab.command("pods").stdout)  # the agent too, which takes what is late for nobody's
     mine = datagrams(node, "pod", packets=8)
     agentlab.until(lambda: lab.totals().get(("a-0", "internet")) == mine)
     assert unowned(lab) == sent
