@@ -366,8 +366,8 @@ class _Family:
             Chain(out[1], ((leaves, Goto(_GUARD)),), self._hook(out[0], "output")),
         ]
         if self.family.local:
-            forwarded = tuple((*parts, Jump(_TX.name)) for parts in self._locals("src"))
-            received = tuple((*parts, leaves, Jump(_RX.name)) for parts in self._locals("dst"))
+            forwarded = tuple((*parts, Goto(_TX.name)) for parts in self._locals("src"))
+            received = tuple((*parts, leaves, Goto(_RX.name)) for parts in self._locals("dst"))
             chains.append(Chain("forward", forwarded, self._hook("filter", "forward")))
             chains.append(Chain("postrouting", received, self._hook("filter", "postrouting")))
         return chains
