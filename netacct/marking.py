@@ -7,6 +7,7 @@ from typing import cast
 from netacct import clock
 from netacct.attempts import Attempts
 from netacct.config import Config
+from netacct.errors import DatapathError
 from netacct.kernel import marks
 from netacct.kernel.marks import MarkDecision
 from netacct.log import get
@@ -45,9 +46,19 @@ class Marking:
         self.take(of_agent(config, policy))
 
     def decide_again(self, config: Config, policy: Policy, attempt: Attempts) -> None:
-        """As `decide`, for who comes back to it in any case; a failure is logged and leaves what is in force."""
+        """As `decide`, for who comes back to it in any case; a failure is logged and leaves what is in force.
+
+        So does a node that cannot be looked at for once (others write all the time): marks shall not flap with it.
+        """
+
+        def again() -> None:
+            decision = of_agent(config, policy)
+            if self.enabled and not decision.looked:
+                raise DatapathError(decision.reason)
+            self.take(decision)
+
         self.postpone()
-        attempt("looking for other users of marks", lambda: self.decide(config, policy))
+        attempt("looking for other users of marks", again)
 
     def take(self, decision: MarkDecision) -> None:
         """Put a decision in force, and log it where it is another one."""

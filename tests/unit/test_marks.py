@@ -6,11 +6,15 @@ import struct
 
 import pytest
 
+from netacct import config, policy_file
+from netacct.attempts import Attempts
 from netacct.errors import DatapathError
+from netacct.kernel import marks
 from netacct.kernel.mark_bits import ALL_BITS, Expression, expression_bits, target_bits
 from netacct.kernel.marks import OWNERS, Finding, MarkDecision, decide, present, resolve
 from netacct.kernel.marks_route import action_writer
 from netacct.kernel.netlink import attribute, attributes
+from netacct.marking import Marking
 
 MASK = 0x1F
 
@@ -165,3 +169,24 @@ def test_an_owner_of_other_bits_is_no_conflict() -> None:
     chains = ["cali-FORWARD", "KUBE-SERVICES", "CILIUM_FORWARD"]
     found = present(MASK, [], chains, lambda _: False)
     assert [(finding.owner, finding.bits) for finding in found] == [("Cilium", 0x1F)]
+
+
+def test_a_node_that_cannot_be_looked_at_once_keeps_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later look that fails leaves marks as they are, in either state; one that finds somebody switches them off."""
+    answers: list[tuple[Finding, ...] | None] = [(), None, (PRESENT,), None, ()]
+
+    def scan(_mask: int, _root: object) -> tuple[Finding, ...]:
+        found = answers.pop(0)
+        if found is None:
+            raise DatapathError("netlink: a dump was interrupted 5 times in a row")
+        return found
+
+    monkeypatch.setattr(marks, "scan", scan)
+    usual, policy = config.load(), policy_file.load("default")
+    marking = Marking()
+    marking.decide(usual, policy)
+    states = [marking.enabled]
+    for _ in range(4):
+        marking.decide_again(usual, policy, Attempts())
+        states.append(marking.enabled)
+    assert states == [True, True, False, False, True]
