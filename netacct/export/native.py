@@ -6,6 +6,7 @@ reported as `netacct_scrape_collector_success{collector} 0`: it never fails the 
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -235,8 +236,8 @@ def label_names(allowed: Sequence[str]) -> tuple[str, ...]:
     names: list[str] = []
     for original in allowed:
         name = "label_" + re.sub(r"[^a-zA-Z0-9_]", "_", original)
-        same = sum(1 for other in names if re.fullmatch(rf"{name}(_conflict\d+)?", other))
-        names.append(f"{name}_conflict{same + 1}" if same else name)
+        others = (f"{name}_conflict{number}" for number in itertools.count(2))
+        names.append(next(each for each in itertools.chain([name], others) if each not in names))
     return tuple(names)
 
 

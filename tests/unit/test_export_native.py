@@ -145,6 +145,11 @@ def test_label_names_that_become_the_same_are_told_apart() -> None:
         "label_a_b_conflict3",
         "label_c",
     )
+    assert label_names(["a_b_conflict2", "a.b", "a_b"]) == (
+        "label_a_b_conflict2",
+        "label_a_b",
+        "label_a_b_conflict3",
+    )
 
 
 def test_only_what_has_a_value_is_exported() -> None:
