@@ -101,7 +101,7 @@ def test_without_a_state_directory_nothing_starts(lab: AgentLab) -> None:
     for command in ("run", "rules apply"):
         done = lab.command(*command.split())
         assert done.returncode == 1
-        assert "agent.lock: Not a directory" in done.stderr
+        assert f"{lab.folder}/file/state: Not a directory" in done.stderr
 
 
 def test_a_state_directory_that_somebody_removed_comes_back(lab: AgentLab) -> None:
