@@ -7,19 +7,15 @@ interface at once. Numbers: linux/fib_rules.h, linux/rtnetlink.h, linux/pkt_cls.
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
-from collections.abc import Iterator
 
+from netacct import rtnetlink
 from netacct.errors import DatapathError
 from netacct.kernel.mark_bits import ALL_BITS, Writer
 from netacct.kernel.netlink import attribute, attributes, nested
 
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _NUMBER = struct.Struct("=I")
-_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-_ERROR, _DONE = 2, 3
 _GET_RULE, _GET_ACTION = 34, 50
 _RULE_HEADER = 12  # struct fib_rule_hdr
 _RULE_PRIORITY, _RULE_MARK, _RULE_MASK = 6, 10, 16
@@ -30,7 +26,6 @@ _SKBEDIT_MARK, _SKBEDIT_MASK = 5, 8
 _WHOLE_MARK = ("connmark", "ctinfo")
 """Actions that copy the connection's mark into the packet's."""
 
-_RECEIVE = 1 << 17
 _PATIENCE = 5.0
 
 
@@ -91,33 +86,19 @@ def _numbers(data: bytes) -> dict[int, int]:
 def dump(kind: int, body: bytes, protocol: int = socket.NETLINK_ROUTE) -> list[bytes]:
     """The bodies of the messages that answer a dump request to rtnetlink, or to another protocol of netlink.
 
+    Asked anew where they changed meanwhile; none where this kernel has no such thing.
+
     Raises:
         DatapathError: the kernel refused, or did not answer in time.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as link:
         link.settimeout(_PATIENCE)
         link.bind((0, 0))
-        link.send(_HEADER.pack(_HEADER.size + len(body), kind, _DUMP, 1, 0) + body)
-        found: list[bytes] = []
-        while True:
-            try:
-                received = link.recv(_RECEIVE)
-            except TimeoutError as error:
-                raise DatapathError("netlink: the kernel did not answer in time") from error
-            for kind_of, content in _messages(received):
-                if kind_of == _DONE:
-                    return found
-                if kind_of == _ERROR:
-                    code = -struct.unpack_from("=i", content)[0]
-                    if code in (0, errno.EOPNOTSUPP, errno.ENOENT):  # this kernel has no such thing
-                        return found
-                    raise DatapathError(f"rtnetlink: {os.strerror(code)}")
-                found.append(content)
-
-
-def _messages(received: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at + _HEADER.size <= len(received):
-        length, kind, _, _, _ = _HEADER.unpack_from(received, at)
-        yield kind, received[at + _HEADER.size : at + length]
-        at += (length + 3) & ~3
+        try:
+            return [message.body for message in rtnetlink.dump_whole(link, kind, body)]
+        except TimeoutError as error:
+            raise DatapathError("netlink: the kernel did not answer in time") from error
+        except OSError as error:
+            if error.errno in (0, errno.EOPNOTSUPP, errno.ENOENT):
+                return []
+            raise DatapathError(f"rtnetlink: {error.strerror}") from error
