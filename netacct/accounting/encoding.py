@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -190,10 +191,10 @@ def _encode_tallies(tallies: TalliesState) -> Iterator[Row]:
 
 
 def _decode_tallies(rows: Mapping[str, str | bytes]) -> TalliesState:
-    value, counts = json.loads(rows["tallies"]), _pairs(rows["tallies/counts"], Count)
+    value, counts = json.loads(rows["tallies"]), deque(_pairs(rows["tallies/counts"], Count))
     flows: list[Flow] = [(Direction(direction), traffic) for direction, traffic in value["flows"]]
     return {
-        LeaseKey(bytes.fromhex(ip), *rest): (since, {flows[number]: next(counts) for number in numbers})
+        LeaseKey(bytes.fromhex(ip), *rest): (since, {flows[number]: counts.popleft() for number in numbers})
         for ip, *rest, since, numbers in value["leases"]
     }
 

@@ -184,6 +184,15 @@ def truncate(saved: Path) -> None:
     (saved / DATABASE).write_bytes(data[: len(data) // 2])
 
 
+@pytest.mark.parametrize("row", ["set/0/counts", "totals/counts", "tallies/counts"])
+def test_numbers_that_are_missing_make_a_damaged_state(row: str) -> None:
+    """A row with fewer numbers than there are names for is told as damage, which a store puts aside."""
+    rows = dict(encode(checkpoint()))
+    rows[row] = b""
+    with pytest.raises((ValueError, LookupError)):
+        decode(rows)
+
+
 DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     ("cloned", copy_in),
     ("rolled back", roll_back),
