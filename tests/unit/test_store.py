@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from netacct.accounting.encoding import Checkpoint
+from netacct.accounting.encoding import Checkpoint, decode, encode
 from netacct.accounting.exposure import Exposure
 from netacct.accounting.ledger import Ledger
 from netacct.accounting.store import DATABASE, LATEST, Place, Store
