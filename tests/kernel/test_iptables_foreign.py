@@ -325,6 +325,26 @@ HOLDER = 'exec 9>"$XTABLES_LOCKFILE" && flock 9 && echo held && exec cat'
 
 
 @pytest.mark.usefixtures("netns")
+def test_a_chain_of_others_that_leads_into_ours_is_told(node: Node, datapath: IptablesDatapath) -> None:
+    """What counts twice because somebody renamed a chain of ours, or jumps to one, is a difference until they stop."""
+    datapath.install(plan())
+    iptables(4, "-E NETACCT-TX THEIRS")
+    iptables(6, "-N THEIRS", "-A THEIRS -j NETACCT-RX", "-A POSTROUTING -j THEIRS")
+    datapath.install(plan())
+    sent = node.send(4, (node.pod, POD[4]), (node.peer, PEER[4]), 1, 100)
+    counts = counted(datapath.read())
+    found = datapath.verify()
+    iptables(4, "-D FORWARD -s 10.244.1.0/28 -j THEIRS", "-D INPUT -s 10.244.1.0/28 ! -i lo -j THEIRS")
+    iptables(4, "-F THEIRS", "-X THEIRS")
+    iptables(6, "-F THEIRS")
+
+    assert counts == {(tx(4, "internet"), pack(POD[4])): Count(2 * sent.bytes, 2 * sent.packets)}
+    assert [line for line in found if "IPv6" in line] == ["IPv6: chain NETACCT-RX: a rule that is not ours leads there"]
+    assert [line for line in found if "IPv4" in line]
+    assert all("IPv4: chain NETACCT-TX" in line or "IPv6" in line for line in found)
+    assert datapath.verify() == []
+
+
 def test_the_lock_is_waited_for_and_its_holder_named() -> None:
     """While somebody holds the xtables lock, an install gives up in time, names the holder, and changes no rule."""
     with subprocess.Popen(["sh", "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
