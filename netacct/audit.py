@@ -25,6 +25,8 @@ Decisions
       to it, and never booked to somebody else.
     - A blind spot stays for `KEEP` seconds after the last comparison that showed it; comparisons as long count for the
       coverage.
+    - What cannot be compared at all (a pod without an interface of its own on the node, RDMA) is a blind spot as well,
+      without a number: nothing can be booked then.
 """
 
 from __future__ import annotations
@@ -46,8 +48,11 @@ KEEP = 300.0
 
 BRIDGE = "bridge"
 BYPASS = "bypass"
-REASONS = (BRIDGE, BYPASS)
-"""The pod is on a bridge that does not show netfilter its frames; anything else."""
+NO_INTERFACE = "no_interface"
+RDMA = "rdma"
+REASONS = (BRIDGE, BYPASS, NO_INTERFACE, RDMA)
+"""A pod is on a bridge that does not show netfilter its frames; bytes are missing for any other reason; there is
+nothing to compare a pod with; adapters move bytes past the kernel."""
 
 Place: TypeAlias = tuple[int, Direction]
 """The number of a pod's (first) interface, and the direction as the pod sees it."""
@@ -61,7 +66,7 @@ class Seen(NamedTuple):
         holder: names the tenure whose bytes these are; another one begins anew.
         counted: what netfilter counted for the holder, at some moment between the next two.
         least, most: what the interfaces counted before and after that, without link headers.
-        reason: one of `REASONS`, in case something is missing.
+        reason: `BRIDGE` or `BYPASS`, in case something is missing.
     """
 
     place: Place
@@ -149,6 +154,10 @@ class Audit:
         """Begin anew everywhere: what crosses until the next look is not compared."""
         self._tracks = {}
 
+    def spot(self, reason: str, at: float) -> None:
+        """Show that there is what no comparison can tell of: one of `REASONS`."""
+        self._spots[reason] = at
+
     def coverage(self, now: float) -> float | None:
         """The share that netfilter counted of what crossed the interfaces, in each place's last comparison.
 
@@ -159,7 +168,7 @@ class Audit:
         return sum(last.counted for last in recent) / crossed if crossed else None
 
     def blind_spots(self, now: float) -> dict[str, bool]:
-        """Whether traffic is missing, by reason; empty before the first look."""
+        """Whether traffic is, or may be, missing, by reason; empty before the first look."""
         if not self._looked:
             return {}
         return {reason: reason in self._spots and now - self._spots[reason] <= KEEP for reason in REASONS}

@@ -16,13 +16,14 @@ from typing import NamedTuple, Protocol, TypeVar
 from netacct import clock
 from netacct.accounting.tallies import key_of
 from netacct.attempts import TROUBLE_SECONDS
-from netacct.audit import BRIDGE, BYPASS, Missing, Seen
+from netacct.audit import BRIDGE, BYPASS, NO_INTERFACE, RDMA, Missing, Seen
 from netacct.books import Books
 from netacct.counting import Counting
 from netacct.export.native import Collected
+from netacct.kernel import rdma
 from netacct.kernel.interfaces import PodLink, Traffic
 from netacct.log import Repeats, get
-from netacct.model import UNCLASSIFIED, ZERO, Address, Count, Direction, Lease, Scope, Snapshot
+from netacct.model import UNCLASSIFIED, ZERO, Address, Count, Direction, Lease, Scope, Snapshot, is_cgroup
 
 T = TypeVar("T")
 
@@ -31,6 +32,9 @@ AUDIT_SECONDS = 30.0
 
 SOON_SECONDS = 1.0
 """How soon to look again after leases changed, or after a doubt."""
+
+BEGINNING_SECONDS = 60.0
+"""For so long a pod may be without an interface: one that begins or ends is, for a moment."""
 
 
 class Links(Protocol):
@@ -52,19 +56,31 @@ class _Pod(NamedTuple):
     links: list[PodLink]
 
 
+class _Found(NamedTuple):
+    """The pods to compare, and a lease of each pod that has a sandbox and no link, by uid."""
+
+    pods: list[_Pod]
+    unlinked: dict[str, Lease]
+
+
 class Auditing:
     """Takes readings, and compares when that is due.
 
     Args:
         books: whose leases are compared, and where to book.
         links: the pods' interfaces; None for no audit.
+        ports: what RDMA adapters counted.
 
     Attributes:
         due: when the next look is.
     """
 
-    def __init__(self, books: Books, links: Links | None) -> None:
-        self._books, self._links = books, links
+    def __init__(
+        self, books: Books, links: Links | None, ports: Callable[[], Iterable[rdma.PortBytes]] = rdma.read
+    ) -> None:
+        self._books, self._links, self._ports = books, links, ports
+        self._moved: int | None = None
+        self._unlinked: dict[str, float] = {}
         self._log, self._repeats = get(part="audit"), Repeats(TROUBLE_SECONDS)
         self._overflow: int | None = None
         self.due = math.inf if links is None else 0.0
@@ -106,7 +122,8 @@ class Auditing:
         self, links: Links, leases: Iterable[Lease], before: Mapping[int, Traffic], snapshot: Snapshot
     ) -> bool:
         after = links.read()
-        pods = _pods(leases, links.find)
+        pods, unlinked = _find(leases, links.find)
+        self._look_elsewhere(unlinked, snapshot.at)
         if snapshot.unreadable:
             return True  # what those sets counted is booked later: until then nothing can be said to be missing
         audit = self._books.audit
@@ -125,6 +142,25 @@ class Auditing:
         if audit.began:
             self._books.save_at = min(self._books.save_at, clock.now() + SOON_SECONDS)
         return True
+
+    def _look_elsewhere(self, unlinked: Mapping[str, Lease], at: float) -> None:
+        """Show what there is that crosses no interface of the node."""
+        self._unlinked = {uid: self._unlinked.get(uid, at) for uid in unlinked}
+        lasting = [uid for uid, since in self._unlinked.items() if at - since >= BEGINNING_SECONDS]
+        if lasting:
+            self._books.audit.spot(NO_INTERFACE, at)
+            if self._repeats.due(NO_INTERFACE):
+                pod = unlinked[lasting[0]].pod
+                self._log.warning(
+                    "pods without an interface of their own on this node: what passes by netfilter is not noticed",
+                    pods=len(lasting),
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                )
+        moved = sum(port.bytes for port in self._ports())
+        if self._moved is not None and moved > self._moved:
+            self._books.audit.spot(RDMA, at)
+        self._moved = moved
 
     def _overflowed(self, snapshot: Snapshot) -> bool:
         """Whether bytes of local addresses went to the rest counters since the last look: they are booked already."""
@@ -165,9 +201,9 @@ class Auditing:
             )
 
 
-def _pods(leases: Iterable[Lease], find: Callable[[Collection[Address]], Iterable[PodLink]]) -> list[_Pod]:
-    """The pods with links. Left out are those that share one: nobody knows whose is what."""
-    by_ip = {lease.ip: lease for lease in leases}
+def _find(leases: Iterable[Lease], find: Callable[[Collection[Address]], Iterable[PodLink]]) -> _Found:
+    """Which pods have links. Those that share one are not compared: nobody knows whose is what."""
+    by_ip = {lease.ip: lease for lease in leases if not is_cgroup(lease.ip)}
     held: dict[str, list[Lease]] = {}
     for lease in by_ip.values():
         held.setdefault(key_of(lease).uid, []).append(lease)
@@ -178,11 +214,13 @@ def _pods(leases: Iterable[Lease], find: Callable[[Collection[Address]], Iterabl
         for owner in owners:
             links.setdefault(owner, []).append(link)
         shared |= owners if len(owners) > 1 else set()
-    return [
+    pods = [
         _Pod(sorted(held[owner], key=lambda lease: (len(lease.ip), lease.ip)), sorted(mine))
         for owner, mine in links.items()
         if owner not in shared
     ]
+    # who has no sandbox is no pod of this node, but a virtual machine or a tenant that a file names
+    return _Found(pods, {uid: mine[0] for uid, mine in held.items() if uid not in links and mine[0].sandbox})
 
 
 def _sum(counts: Iterable[Count]) -> Count:

@@ -19,7 +19,7 @@ from support import OTHER_POD, PATIENCE, POD, Node, eventually, sh
 from netacct import clock, config, desired, policy_file
 from netacct.accounting.store import Store
 from netacct.agent import Agent
-from netacct.audit import BRIDGE, BYPASS
+from netacct.audit import BRIDGE, BYPASS, REASONS
 from netacct.books import Books
 from netacct.export.native import View
 from netacct.identity.source import Replace
@@ -151,7 +151,7 @@ def both(traffic: str, amount: int) -> Totals:
 def test_nothing_is_missing_where_all_is_routed(life: Life) -> None:
     """Without a bypass, coverage is whole, there is no blind spot, and nothing is unclassified."""
     assert life.view().coverage_ratio is None
-    assert life.view().blind_spots == {BRIDGE: False, BYPASS: False, "shadowed": False}
+    assert life.view().blind_spots == dict.fromkeys((*REASONS, "shadowed"), False)
     sent = bulk(life.lab.node)
     life.look(3)
     view = life.view()

@@ -14,13 +14,14 @@ from netacct.accounting.encoding import Checkpoint, decode, encode
 from netacct.accounting.exposure import ExposureState
 from netacct.accounting.ledger import Ledger
 from netacct.accounting.store import Place, Store
-from netacct.audit import Pair, Track
+from netacct.audit import NO_INTERFACE, RDMA, Pair, Track
 from netacct.auditing import Auditing
 from netacct.books import Books
 from netacct.counting import Counting
 from netacct.export.native import Collected
 from netacct.identity.source import Replace
 from netacct.kernel.interfaces import PodLink, Traffic
+from netacct.kernel.rdma import PortBytes
 from netacct.model import (
     UNCLASSIFIED,
     WHOLE,
@@ -82,25 +83,31 @@ class FakeCounting:
 class Desk:
     """One node's books, two pods (the first with two addresses), and an audit of them."""
 
-    def __init__(self, folder: Path, *links: PodLink) -> None:
+    def __init__(self, folder: Path, *links: PodLink, sandbox: str = "") -> None:
         file = folder / "netacct.yaml"
         file.write_text(json.dumps({"accounts_dir": str(folder / "accounts")}), encoding="utf-8")
         self.books = Books(Store(folder / "state", Place("boot", "netns")), config.load(str(file)), ["file"])
         pods = [Pod("team", "a", "uid-a"), Pod("team", "a", "uid-a"), Pod("team", "b", "uid-b")]
         at = clock.now()
-        seen = tuple(Observation("file", ip, pod, "", at, at) for ip, pod in zip(IPS, pods, strict=True))
+        seen = tuple(Observation("file", ip, pod, sandbox, at, at) for ip, pod in zip(IPS, pods, strict=True))
         self.books.note(Replace("file", seen, at))
         self.counting = FakeCounting(self.books)
         self.counting.refresh()
         self.books.commit(self.counting.snapshot.at)
         self.links = FakeLinks(*links)
-        self.auditing = Auditing(self.books, self.links)
+        self.ports: list[PortBytes] = []
+        self.auditing = Auditing(self.books, self.links, lambda: self.ports)
 
     def look(self, times: int = 1) -> None:
         """A reading at which a comparison is due."""
         for _ in range(times):
             self.auditing.due = 0.0
             self.auditing.refresh(cast("Counting", self.counting))
+
+    @property
+    def blind_spots(self) -> list[str]:
+        """The reasons that are shown."""
+        return [reason for reason, shown in self.books.audit.blind_spots(clock.now()).items() if shown]
 
     @property
     def unclassified(self) -> dict[str, int]:
@@ -180,6 +187,52 @@ def test_looks_come_each_half_minute_and_after_a_doubt_at_once(tmp_path: Path, m
     assert desk.unclassified == {"a": 10 * MB}
     desk.auditing.soon()
     assert desk.auditing.due == now[0] + 1
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "links", "shown"),
+    [
+        pytest.param("box", [link(1, IPS[0])], [NO_INTERFACE], id="a pod without"),
+        pytest.param("box", [link(1, IPS[1]), link(2, IPS[2])], [], id="all with"),
+        pytest.param("box", [link(1, *IPS)], [], id="a shared one"),
+        pytest.param("", [], [], id="no pods of this node"),
+    ],
+)
+def test_a_pod_without_an_interface_is_a_blind_spot_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: str, links: list[PodLink], shown: list[str]
+) -> None:
+    """Nobody notices what a pod on SR-IOV or macvlan sends past netfilter: that is shown, unless the pod just began."""
+    now = [clock.now()]
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+    desk = Desk(tmp_path, *links, sandbox=sandbox)
+    desk.look()
+    now[0] += 59
+    desk.look()
+    assert desk.blind_spots == []
+    now[0] += 1
+    desk.look()
+    assert desk.blind_spots == shown
+    desk.links.links = (link(1, IPS[0]), link(2, IPS[2]))
+    now[0] += 301
+    desk.look()
+    assert desk.blind_spots == []
+
+
+def test_rdma_is_a_blind_spot_while_adapters_move_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What adapters moved between two looks passed by everything; counters that rest or fall show nothing."""
+    now = [clock.now()]
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+    desk = Desk(tmp_path)
+    for moved, shown in ((700, []), (700, []), (600, []), (601, [RDMA]), (601, [RDMA])):
+        desk.ports = [
+            PortBytes("mlx5_0", "1", Direction.TRANSMIT, moved),
+            PortBytes("efa_0", "1", Direction.RECEIVE, 5),
+        ]
+        desk.look()
+        assert desk.blind_spots == shown
+    now[0] += 301
+    desk.look()
+    assert desk.blind_spots == []
 
 
 def test_interfaces_that_refuse_are_told(tmp_path: Path) -> None:
