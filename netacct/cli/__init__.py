@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     its exit code. argparse itself exits (SystemExit) with 2 for a wrong command line and with 0 after --help.
     """
     _open_standard_files()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr has it: names and paths may be in what no locale prints
+        sys.stdout.reconfigure(errors="backslashreplace")
     args = parser().parse_args(argv)
     try:
         code: int = args.run(args)

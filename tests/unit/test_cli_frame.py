@@ -208,6 +208,18 @@ def test_a_reader_that_leaves_is_no_error(files: Path) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    """In a Latin-1 locale, other letters of a path are escaped, and so is a byte that is no letter in any."""
+    for name in ("日本.yaml".encode(), b"x\xff.yaml"):
+        path = tmp_path / os.fsdecode(name)
+        path.write_text("log: {level: debug}\n")
+        command = [sys.executable, "-m", "netacct", "check", "--config.file", str(path)]
+        environment = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert rb"\u65e5\u672c.yaml:1" in done.stdout or rb"x\udcff.yaml:1" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("closed", "arguments", "code"),
     [(1, ["version"], 0), (2, ["check", "--config.file", "/none"], 78), (2, ["nonsense"], 2)],
