@@ -18,9 +18,10 @@ from netacct.demo.files import PORT
 from netacct.demo.netns import DemoError, Namespace
 from netacct.demo.world import PODS
 
-_START = 20.0  # seconds for the agent to answer
-_NOTICE = 10.0  # seconds for the agent to notice a changed pods.yaml
-_STOP = 10.0  # seconds for the agent to remove its rules and end
+_START = 60.0  # seconds for the agent to answer
+_NOTICE = 30.0  # seconds for the agent to notice a changed pods.yaml
+_STOP = 30.0  # seconds for the agent to remove its rules and end
+_ANSWER = 20.0  # seconds for a page
 
 
 class Meter(Protocol):
@@ -136,10 +137,10 @@ class Agent:
 
     def _get(self, path: str) -> str:
         """The body of a page; raises OSError for anything but 200."""
-        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=_ANSWER)
         connection.sock = self._node.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            connection.sock.settimeout(5)
+            connection.sock.settimeout(_ANSWER)
             connection.sock.connect(("127.0.0.1", PORT))
             connection.request("GET", path)
             answer = connection.getresponse()

@@ -14,7 +14,7 @@ from netacct.demo.netns import DemoError, Namespace
 from netacct.demo.peers import Count
 from netacct.demo.world import ADDRESSES, Family, actor_of
 
-_PATIENCE = 3.0  # seconds until a datagram that did not come is taken as lost
+_PATIENCE = 20.0  # seconds until a datagram that did not come is taken as lost
 _HEADERS = {4: 20 + 8, 6: 40 + 8}  # IP and UDP
 
 
