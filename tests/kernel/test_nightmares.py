@@ -485,9 +485,9 @@ def test_a_pod_that_nobody_scraped_keeps_its_bytes(node: Node, tmp_path: Path, d
         sent = {}
         for name in ("job-1", "job-2"):
             lab.pods({f"team-a/{name}": [*POD.values()], "team-b/b-0": [*OTHER_POD.values()]})
-            eventually(lambda: name in lab.command("pods").stdout, 10)  # noqa: B023  # called before the next turn
+            eventually(lambda: name in lab.command("pods").stdout)  # noqa: B023  # called before the next turn
             octets = sum(datagrams(node, family=family, packets=7) for family in (4, 6))
             sent[name, "internet"] = octets
         lab.pods({"team-b/b-0": [*OTHER_POD.values()]})
-        eventually(lambda: lab.totals() == sent, 15)
+        eventually(lambda: lab.totals() == sent)
         assert lab.totals("unattributed") == {}
