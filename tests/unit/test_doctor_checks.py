@@ -304,6 +304,13 @@ def test_a_holder_that_is_gone_is_said_to_be() -> None:
     assert item.what == ("process 7 (gone; a child of it has the lock) has held /run/xtables.lock for at least 0.5 s")
 
 
+@pytest.mark.parametrize(("name", "severity"), [("iptables", "error"), ("nftables", "info"), ("", "error")])
+def test_a_lock_that_nobody_needs_is_no_error(name: str, severity: str) -> None:
+    """Without a usable xtables lock only the datapath that writes legacy tables cannot work."""
+    (item,) = checks.examine(Facts(lock=Lock(problem="it is not a file"), datapath=Datapath(name=name)))
+    assert (item.name, item.severity) == ("xtables-lock-unusable", severity)
+
+
 def test_what_was_not_seen_is_said() -> None:
     """Each reader that failed is a finding with its reason."""
     (item,) = checks.examine(Facts(unread=(Fault("nftables", "no answer"),)))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from netacct.doctor.facts import Directory, Facts
 from netacct.doctor.finding import Finding, finding
+from netacct.kernel.detect import NFTABLES
 
 ROOM = 16 << 20
 """Bytes that a checkpoint of the largest node needs with room to spare (it is written beside the old one)."""
@@ -67,7 +68,10 @@ def _directory(directory: Directory) -> Iterable[Finding]:
 def lock(facts: Facts) -> Iterable[Finding]:
     """The xtables lock: usable, and not held for long."""
     path, holder = facts.lock.path, facts.lock.holder
-    if facts.lock.problem:
+    if facts.lock.problem and facts.datapath.name == NFTABLES:
+        what = f"{path}: {facts.lock.problem}; the datapath nftables does without it"
+        yield finding("xtables-lock-unusable", what, path, "info")
+    elif facts.lock.problem:
         yield finding("xtables-lock-unusable", f"{path}: {facts.lock.problem}", path)
     if holder is None:
         return
