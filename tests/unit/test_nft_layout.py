@@ -264,6 +264,17 @@ def test_marks_are_values_inside_the_mask_on_unmarked_packets() -> None:
     assert marked == {0: 4, 0x4000: 0x4004, 0x10: 0x10}
 
 
+def test_who_has_no_counter_is_marked_and_counted_once() -> None:
+    """What misses its counter where the class is found goes on to the rest of that class, with the mark it got there."""
+    kernel = kernel_of(PLAN, 6)
+    packets = [Packet(pack(f"fd00:10:244:1::{host}"), pack("fd00:9::1")) for host in (1, 2, 3)]
+    for packet in packets:
+        kernel.hook(FORWARD, packet)
+    pod, rest = CounterKey(6, Scope.POD, TX, "private"), CounterKey(6, Scope.REST, TX, "private")
+    assert kernel.counted == {(pod, packets[0].source): 1, (pod, packets[1].source): 1, (rest, WHOLE): 1}
+    assert [packet.mark for packet in packets] == [4, 4, 4]
+
+
 def test_marks_make_the_output_chain_one_that_routes() -> None:
     """Only with marks does our chain at OUTPUT make the kernel look a route up again, as mangle does."""
     kinds = []
