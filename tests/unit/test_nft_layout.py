@@ -265,7 +265,7 @@ def test_marks_are_values_inside_the_mask_on_unmarked_packets() -> None:
 
 
 def test_who_has_no_counter_is_marked_and_counted_once() -> None:
-    """What misses its counter where the class is found goes on to the rest of that class, with the mark it got there."""
+    """What misses its counter where the class is found goes on to the rest of the class, with the mark it got there."""
     kernel = kernel_of(PLAN, 6)
     packets = [Packet(pack(f"fd00:10:244:1::{host}"), pack("fd00:9::1")) for host in (1, 2, 3)]
     for packet in packets:
