@@ -66,7 +66,9 @@ def _format(parser: argparse.ArgumentParser) -> None:
 def _show(args: argparse.Namespace) -> int:
     config = configuration(args)
     if not config.enabled:
-        sys.stderr.write("netacct: warning: enabled is false in the configuration: these rules shall not be there now\n")
+        sys.stderr.write(
+            "netacct: warning: enabled is false in the configuration: none of these rules shall be there\n"
+        )
     _print_plan(config, args)
     return 0
 
