@@ -63,7 +63,7 @@ def test_rules_can_be_installed_and_removed_without_an_agent(lab: AgentLab) -> N
 
 
 def test_without_an_agent_a_node_that_is_switched_off_shall_have_no_rules(lab: AgentLab) -> None:
-    """With `enabled: false`, `diff` names what is there, not what is missing; `apply` refuses, also dry; `show` warns."""
+    """With `enabled: false`, `diff` names what is there, not what is missing; `apply` refuses, `show` warns."""
     lab.command("rules", "apply")
     lab.configure(enabled=False)
     there = lab.command("rules", "diff", "-o", "json")
