@@ -25,7 +25,7 @@ from netacct import choosing, clock, log
 from netacct.agent import Agent
 from netacct.config import DEFAULT_PATH, Config
 from netacct.control import Command, ControlServer, WriterLock, sole_writer
-from netacct.errors import NetacctError, UsageError
+from netacct.errors import ConfigError, NetacctError, UsageError
 from netacct.export.endpoints import MetricsEndpoint, routes
 from netacct.export.listen import ListenAddress
 from netacct.export.native import View, registries
@@ -320,6 +320,9 @@ class Service:
         config: Config | None = None
         try:
             config = self._load()
+            if not asked and _is_in_file(self._config) and not _is_in_file(config):
+                # A full disk leaves an empty file, and so does, for a moment, whoever writes one.
+                raise ConfigError(self._path, "", "says nothing any more", "any key; SIGHUP to have all defaults")
             policy, named = load_policy(config, lists)
             if self._must_choose(config):
                 self._choose_anew(config)
@@ -360,6 +363,11 @@ class Service:
             self._queue.put(self._sources.start(earlier))
             self._queue.put(FoundCluster(self._sources.start_cluster()))
         self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
+
+
+def _is_in_file(config: Config) -> bool:
+    """Whether a file says anything of it."""
+    return any(origin != "default" and not origin.startswith("--") for origin in config.origins.values())
 
 
 def _fixed(old: Config, new: Config) -> list[str]:

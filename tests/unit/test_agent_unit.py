@@ -10,7 +10,7 @@ import pytest
 import structlog
 from agentnode import INTERNET, A, Node, pods
 
-from netacct import clock, marking, policy_file
+from netacct import clock, config, marking, policy_file
 from netacct.agent import Agent
 from netacct.config import Config
 from netacct.control import Command
@@ -257,6 +257,19 @@ def test_a_reload_that_the_kernel_refuses_is_shown_as_failed(node: Node, monkeyp
     monkeypatch.setattr(worker, "_load", load)
     worker._reload(asked=True)
     assert worker._agent.view().config_last_reload_successful is False
+
+
+@pytest.mark.parametrize("left", ["", "# policy: mine\n"])
+def test_a_configuration_that_is_suddenly_empty_is_not_taken_for_the_defaults(node: Node, left: str) -> None:
+    """What a full disk leaves of the file must not book bytes by another policy; the one before stays in force."""
+    agent = node.begin()
+    worker = service(node, agent)
+    path = node.folder / "netacct.yaml"
+    path.write_text(left)
+    worker._load, worker._path = lambda: config.load(str(path)), str(path)
+    worker._reload(asked=False)
+    assert agent.view().config_last_reload_successful is False
+    assert agent._config is node.config
 
 
 def test_a_scrape_that_nobody_waits_for_is_left_alone(node: Node) -> None:
