@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from netacct.errors import DatapathError, PermissionRefusedError
+from netacct.errors import DatapathError, MissingFeatureError, PermissionRefusedError
 from netacct.kernel import detect_signs, families, ipset, marks_xtables, modules, setmaker
 from netacct.kernel import nft_messages as nft
 from netacct.kernel.detect import (
@@ -64,10 +64,18 @@ def ours(name: str, known: Modules | None = None) -> bool:
         return any(table == nft.TABLE for _, table in _nft_tables(known))
     if any(name.startswith(CHAIN_PREFIX) for table in _legacy_tables(_MANGLE) for name in table.chains):
         return True
+    return any(setmaker.is_ours(name) for name in _sets(known) or ())
+
+
+def _sets(known: Modules) -> list[str] | None:
+    """The names of sets that begin like ours; None where this kernel has no ipset, which only asking may tell."""
     if known.sleeps("ip_set"):
-        return False
+        return []
     with Netlink() as link:
-        return any(setmaker.is_ours(name) for name in ipset.set_names(link, SET_PREFIX))
+        try:
+            return ipset.set_names(link, SET_PREFIX)
+        except MissingFeatureError:
+            return None
 
 
 def legacy_chains() -> dict[Family, frozenset[str]]:
@@ -88,9 +96,11 @@ def nft_families() -> list[Family]:
 
 
 def _unusable(known: Modules) -> dict[str, str]:
-    """Why a datapath cannot be had, as far as that is certain without trying."""
+    """Why a datapath cannot be had, as far as looking tells."""
     needless = () if 6 in families.present() else ("ip6_tables", "ip6table_mangle")
     missing = {name: [it for it in NEEDED[name] if known.lacks(it) and it not in needless] for name in DATAPATHS}
+    if "ip_set" not in missing[IPTABLES] and _sets(known) is None:
+        missing[IPTABLES].append("ip_set")
     return {name: f"this kernel has no {', '.join(lacking)}" for name, lacking in missing.items() if lacking}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from support import Netns, sh
 from netacct import choosing, config
 from netacct.config import Config
 from netacct.errors import DatapathError, MissingFeatureError
-from netacct.kernel import detect, detect_look, iptables
+from netacct.kernel import detect, detect_look, iptables, modules
 from netacct.kernel.detect import IPTABLES, NFTABLES, OTHER, Backend, Facts
+from netacct.kernel.netlink import Netlink, NetlinkError
 
 pytestmark = pytest.mark.kernel
 
@@ -188,6 +190,28 @@ def test_a_hidden_module_tree_tells_nothing(tmp_path: Path) -> None:
     confined = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", sys.executable, "-c", look]
     done = subprocess.run(confined, capture_output=True, text=True, check=False)
     assert "builtin=None, installed=None, config=None" in done.stdout, done.stderr
+
+
+def test_a_kernel_without_ipset_counts_by_nftables(
+    netns: Netns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only asking tells that there is no ipset (a pod sees no /lib/modules), nftables is chosen, and works."""
+    assert netns
+    sh("iptables-legacy -t mangle -N KUBE-IPTABLES-HINT")
+    dump = Netlink.dump
+
+    def without_ipset(link: Netlink, kind: int, family: int, attributes: bytes) -> list[memoryview]:
+        if kind >> 8 == 6:  # NFNL_SUBSYS_IPSET
+            raise NetlinkError(errno.EINVAL)
+        return dump(link, kind, family, attributes)
+
+    monkeypatch.setattr(Netlink, "dump", without_ipset)
+    monkeypatch.setattr(modules, "look", modules.Modules)
+    assert not detect_look.ours(IPTABLES)
+    choice, datapath = choosing.choose(settings(tmp_path))
+    datapath.close()
+    assert (choice.name, choice.reason) == (NFTABLES, "iptables cannot be had: this kernel has no ip_set")
+    assert choosing.left_over(NFTABLES) == []
 
 
 def test_without_the_right_to_read_legacy_tables_it_says_so(netns: Netns) -> None:
