@@ -64,6 +64,7 @@ def _format(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(args: argparse.Namespace) -> int:
+    _require_one_form(args)
     config = configuration(args)
     if not config.enabled:
         sys.stderr.write(
@@ -113,6 +114,12 @@ def _remove(args: argparse.Namespace) -> int:
 def _require_dry(args: argparse.Namespace) -> None:
     if args.format and not args.dry_run:
         raise UsageError("--format is for what --dry-run prints; without it nothing is printed for a tool")
+    _require_one_form(args)
+
+
+def _require_one_form(args: argparse.Namespace) -> None:
+    if args.format and args.output == "json":
+        raise UsageError(f"--format {args.format} and -o json exclude each other: no such tool reads JSON of ours")
 
 
 def _explain(args: argparse.Namespace) -> int:

@@ -84,6 +84,13 @@ def test_a_wrong_command_line_is_usage(arguments: list[str], capsys: pytest.Capt
     assert "usage: netacct" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["show", "apply --dry-run", "remove --dry-run"])
+def test_input_for_a_tool_is_no_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who asks for both at once would get what no JSON parser takes, and is told so."""
+    assert main(["rules", *command.split(), "--format", "nft", "-o", "json"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
 def test_flags_reach_the_configuration(files: Path) -> None:
     """Each common flag sets its key, and a repeated listen address adds up."""
     parser = argparse.ArgumentParser()
