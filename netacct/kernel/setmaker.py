@@ -99,6 +99,8 @@ class SetMaker:
             self._create(spec, spec.name, members)
         elif not suits(header, spec) or not self._complete(spec, header, members):
             spare = spec.name.replace("-", SPARE, 1)
+            if spare in self._present:  # else it would have been destroyed before
+                raise DatapathError(f"set {spare} is in the way: somebody's rules refer to it")
             self._create(spec, spare, members)
             self._sets.swap(spare, spec.name)
             self.swapped = True

@@ -241,6 +241,17 @@ def test_names_of_others_in_any_encoding_are_no_obstacle(
     assert sh(f"{tool} -t mangle -S | grep -ac caf").strip() == "8"
 
 
+def test_a_spare_name_that_is_in_use_is_named(datapath: IptablesDatapath) -> None:
+    """Where a foreign rule refers to the name that a set needs to be made anew, the error says what is in the way."""
+    sh("ipset create nacc4-tx-pod hash:ip", "ipset create nacc4+tx-pod hash:ip")
+    iptables(4, "-A FORWARD -m set --match-set nacc4+tx-pod src")
+    with pytest.raises(DatapathError, match=r"set nacc4\+tx-pod is in the way: somebody's rules refer to it"):
+        datapath.install(plan())
+    iptables(4, "-F FORWARD")
+    datapath.install(plan())
+    assert datapath.verify() == []
+
+
 @pytest.mark.parametrize("how", ["timeout 300", "forceadd"])
 def test_a_set_that_forgets_elements_is_replaced(datapath: IptablesDatapath, how: str) -> None:
     """A set under our name whose elements expire, or make room for others, is not counted in; what it has is kept."""
