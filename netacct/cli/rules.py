@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,11 +105,16 @@ def _apply(args: argparse.Namespace) -> int:
 def _remove(args: argparse.Namespace) -> int:
     _require_dry(args)
     if args.dry_run:
-        lines = removal.lines(_plan(configuration(args)), args.format)
+        lines = removal.lines(_plan(_without_obstacles(configuration(args))), args.format)
         output.write("".join(f"{line}\n" for line in lines)) if args.format else _print_done(args, lines, _NOTHING)
         return 0
     _print_done(args, _write(args, "remove"), _NOTHING)
     return 0
+
+
+def _without_obstacles(config: Config) -> Config:
+    """The configuration without what the removal does not ask either: a policy that is wrong, marks that cannot be."""
+    return replace(config, policy="default", marks=replace(config.marks, mode="off"))
 
 
 def _require_dry(args: argparse.Namespace) -> None:

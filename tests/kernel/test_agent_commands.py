@@ -81,6 +81,18 @@ def test_without_an_agent_a_node_that_is_switched_off_shall_have_no_rules(lab: A
     assert (clean.returncode, clean.stdout) == (0, "")
 
 
+def test_what_would_be_removed_is_shown_whatever_is_wrong(lab: AgentLab) -> None:
+    """Neither a broken policy nor marks that somebody else owns keep `remove --dry-run` from printing, as `remove`."""
+    lab.command("rules", "apply")
+    usual = lab.command("rules", "remove", "--dry-run").stdout
+    sh("iptables-legacy -t mangle -A PREROUTING -j MARK --set-xmark 0x1f/0x1f")
+    lab.configure(marks={"mode": "on"}, policy=str(lab.folder / "none.yaml"))
+    broken = lab.command("rules", "remove", "--dry-run")
+    assert (broken.returncode, broken.stdout) == (0, usual), broken.stderr
+    assert "-D FORWARD" in usual
+    assert lab.command("rules", "remove").stdout == "removed\n"
+
+
 def test_what_is_counted_without_an_agent_is_booked(lab: AgentLab) -> None:
     """Bytes counted between `rules apply` and `rules remove` are in the totals of the agent that comes later."""
     lab.command("rules", "apply")
