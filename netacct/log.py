@@ -23,6 +23,9 @@ with hidden("rich"):  # only for tracebacks on consoles, and 3.6 MB
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 """syslog(3) priorities, as sd-daemon(3) reads them from `<N>` at the head of a line."""
 
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+"""All control characters; a line break is one that logfmt has escaped already."""
+
 
 def configure(level: str, style: str, stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
     """Set up logging for the process; may be called again, as after a reload.
@@ -111,10 +114,19 @@ def _processors(style: str, stream: TextIO, *, journal: bool) -> list[Processor]
         steps.append(structlog.processors.JSONRenderer(sort_keys=False))
     else:
         order = ["level", "msg"] if journal else ["ts", "level", "msg"]
-        steps.append(structlog.processors.LogfmtRenderer(key_order=order, bool_as_flag=False))
+        steps.append(_visible(structlog.processors.LogfmtRenderer(key_order=order, bool_as_flag=False)))
     if journal:
         steps[-1] = _prefixed(steps[-1])
     return steps
+
+
+def _visible(render: Processor) -> Processor:
+    """The same without control characters: a name from elsewhere shall not move the cursor of who reads the log."""
+
+    def escape(logger: WrappedLogger, method: str, event: EventDict) -> str:
+        return str(render(logger, method, event)).translate(_ESCAPES)
+
+    return escape
 
 
 def _prefixed(render: Processor) -> Processor:

@@ -66,6 +66,14 @@ def test_an_event_is_one_line() -> None:
         assert "ValueError" in stream.getvalue()
 
 
+def test_control_characters_are_escaped() -> None:
+    """What a file or a server wrote into a name reaches no terminal as a command."""
+    stream = io.StringIO()
+    log.configure("info", "logfmt", stream, {})
+    log.get().info("hello", pod="a\x1b[31m\rb\x9bc")
+    assert stream.getvalue().endswith("pod=a\\x1b[31m\\x0db\\x9bc\n")
+
+
 def test_json_on_request() -> None:
     """With json a line is one object with the same keys."""
     stream = io.StringIO()
