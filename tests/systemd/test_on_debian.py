@@ -134,6 +134,21 @@ def test_the_lock_is_the_nodes_own(lab: UnitLab) -> None:
 
 
 @BOTH
+def test_a_lock_file_that_is_gone_is_missed_by_iptables_alone(lab: UnitLab, datapath: str) -> None:
+    """Without the lock file the unit starts with nftables, and with iptables once the file is there again."""
+    lab.traffic()
+    lab.machine.run(f"systemctl stop {UNIT} && rm /run/xtables.lock")
+    lab.traffic()
+    lab.machine.run(f"systemctl start {UNIT}", check=datapath == "nftables")
+    if datapath == "iptables":
+        assert "/run/xtables.lock" in lab.journal().rpartition("msg=starting")[2]
+        lab.machine.run("systemd-tmpfiles --create netacct.conf")
+    support.eventually(lambda: lab.show("ActiveState") == "active")
+    lab.traffic()
+    lab.check()
+
+
+@BOTH
 def test_a_normal_life_leaves_no_complaint(lab: UnitLab) -> None:
     """Booting, counting, reloading and stopping write no warning into the journal, and STATUS says what is done."""
     lab.traffic()
