@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from netacct.kernel import nft_messages as nft
 from netacct.kernel.nft_expressions import encode, same
-from netacct.kernel.nft_layout import Chain, Layout
 from netacct.kernel.nft_many import Content
 from netacct.kernel.nft_messages import SET_MAP, Message, element, leads_to
+from netacct.kernel.nft_parts import Chain, Layout
 from netacct.kernel.nft_reader import NftReader
 from netacct.kernel.nft_sets import Present
 from netacct.model import Family

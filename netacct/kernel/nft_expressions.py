@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from netacct.kernel import nft_layout as parts
+from netacct.kernel import nft_parts as parts
 from netacct.kernel.netlink import NLA_F_NESTED, NLA_TYPE_MASK, attribute, attributes, nested
 from netacct.kernel.nft_many import width_in_set, width_of
 from netacct.kernel.nft_messages import GOTO, JUMP, LIST_ELEMENT, RETURN, counter, expression, text, u32, verdict

@@ -10,191 +10,43 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
 
 from netacct.kernel import classify, nft_many, nft_tree
 from netacct.kernel.nft_many import Content
 from netacct.kernel.nft_messages import Hook
+from netacct.kernel.nft_parts import (
+    HOOK_NAMES,
+    AddTo,
+    Chain,
+    Choose,
+    CountAt,
+    Counter,
+    CounterSet,
+    CountOf,
+    Goto,
+    Jump,
+    Layout,
+    Mark,
+    Member,
+    NotLoopback,
+    Prefix,
+    Protocol,
+    Return,
+    Rule,
+    Side,
+    Tally,
+    UdpPort,
+)
 from netacct.kernel.plan import HOST_POD_LIMIT, FamilyPlan, Plan
-from netacct.model import TUNNEL, CounterKey, Direction, Family, Network, Scope, key_width
+from netacct.model import TUNNEL, CounterKey, Direction, Network, Scope
 
 PRIORITY = -151
 """Of our hooks: just before mangle, so after DNAT and before SNAT."""
-
-Side: TypeAlias = Literal["src", "dst"]
-
-HOOK_NAMES = {1: "input", 2: "forward", 3: "output", 4: "postrouting"}
-"""NF_INET_*"""
 
 _HOOKS = {name: number for number, name in HOOK_NAMES.items()}
 _UDP = 17
 _SLACK = 64
 """Sets have room for some more addresses: one that joins the local ranges shall not cost every counter its epoch."""
-
-
-class Prefix(NamedTuple):
-    """Matches packets with this end in a prefix."""
-
-    side: Side
-    network: Network
-
-
-class Member(NamedTuple):
-    """Matches packets with this end, cut to `length` bits, in a set that does not count."""
-
-    side: Side
-    content: str
-    length: int
-
-
-class NotLoopback(NamedTuple):
-    """Matches packets that did not come in by lo ("iif"), or do not leave by it ("oif")."""
-
-    way: Literal["iif", "oif"]
-
-
-class Protocol(NamedTuple):
-    """Matches packets of a protocol (after IPv6 extension headers)."""
-
-    number: int
-
-
-class UdpPort(NamedTuple):
-    """Matches the destination port, once it is known that there are ports."""
-
-    port: int
-
-
-class Mark(NamedTuple):
-    """Where all bits of the mask are 0: sets them to a value; else the rule ends here."""
-
-    value: int
-    mask: int
-
-
-class CountAt(NamedTuple):
-    """Matches packets whose end is in a counter set, and counts them there."""
-
-    side: Side
-    name: str
-
-
-class CountOf(NamedTuple):
-    """Matches packets of a socket whose cgroup, or the one around it at this level, is in a counter set; counts there.
-
-    A packet without a socket does not match, nor one of a connection that has no full socket (yet, or any more).
-    """
-
-    level: int
-    name: str
-
-
-class AddTo(NamedTuple):
-    """Counts at this end in a counter set, making the element where it is missing; no match where there is no room."""
-
-    side: Side
-    name: str
-
-
-class Tally(NamedTuple):
-    """Counts in a named counter."""
-
-    name: str
-
-
-class Choose(NamedTuple):
-    """Goes to the chain that a map has for this end, cut to `length` bits; else no match."""
-
-    side: Side
-    content: str
-    length: int
-
-
-class Jump(NamedTuple):
-    """Goes to a chain and comes back."""
-
-    chain: str
-
-
-class Goto(NamedTuple):
-    """Goes to a chain for good."""
-
-    chain: str
-
-
-class Return(NamedTuple):
-    """Back to where the jump was."""
-
-
-Part: TypeAlias = (
-    Prefix
-    | Member
-    | NotLoopback
-    | Protocol
-    | UdpPort
-    | Mark
-    | CountAt
-    | CountOf
-    | AddTo
-    | Tally
-    | Choose
-    | Jump
-    | Goto
-    | Return
-)
-Rule: TypeAlias = tuple[Part, ...]
-"""Parts that are gone through in order, until one does not match."""
-
-
-@dataclass(frozen=True, slots=True)
-class CounterSet:
-    """A counter for each address. `dynamic`: packets add addresses. The kernel's name may have a number behind it.
-
-    A set for hostNetwork pods has a counter for each cgroup instead.
-    """
-
-    name: str
-    key: CounterKey
-    size: int
-    dynamic: bool
-
-    @property
-    def width(self) -> int:
-        """Bytes of an element."""
-        return key_width(self.key)
-
-    @property
-    def sentinel(self) -> bytes:
-        """The element that carries the epoch: no packet looks it up."""
-        return b"\xff" * self.width
-
-
-@dataclass(frozen=True, slots=True)
-class Counter:
-    """One named counter. The kernel's name has its epoch behind it."""
-
-    name: str
-    key: CounterKey
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """A chain with all of its rules; a base chain where it has a hook."""
-
-    name: str
-    rules: tuple[Rule, ...]
-    hook: Hook | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The table of one family, in an order in which it can be made: what chains refer to stands before them."""
-
-    family: Family
-    sets: tuple[CounterSet, ...]
-    counters: tuple[Counter, ...]
-    contents: tuple[Content, ...]
-    chains: tuple[Chain, ...]
 
 
 @dataclass(frozen=True, slots=True)

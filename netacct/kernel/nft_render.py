@@ -9,11 +9,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence
 
-from netacct.kernel import nft_layout as parts
+from netacct.kernel import nft_parts as parts
 from netacct.kernel.layout import SENTINEL
-from netacct.kernel.nft_layout import HOOK_NAMES, Chain, CounterSet, Layout
 from netacct.kernel.nft_many import Content, width_in_set, width_of
 from netacct.kernel.nft_messages import TABLE
+from netacct.kernel.nft_parts import HOOK_NAMES, Chain, CounterSet, Layout
 from netacct.model import Address, Family, Network, Scope, unpack
 
 _EPOCH = 1

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 
 from netacct.kernel import nft_messages as nft
 from netacct.kernel.netlink import attribute
-from netacct.kernel.nft_layout import CounterSet, Layout
 from netacct.kernel.nft_messages import SET_EVAL, Message, element, text
+from netacct.kernel.nft_parts import CounterSet, Layout
 from netacct.kernel.nft_reader import NftReader, SetInfo
 from netacct.kernel.plan import LEGS
 from netacct.model import WHOLE, Address, Count, CounterKey, Family, Reading, Scope, key_width

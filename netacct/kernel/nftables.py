@@ -18,8 +18,8 @@ from netacct.errors import DatapathError, MissingFeatureError
 from netacct.kernel import nft_chains, nft_layout, nft_sets
 from netacct.kernel import nft_messages as nft
 from netacct.kernel.base import Keep, keep_nothing
-from netacct.kernel.nft_layout import Layout
 from netacct.kernel.nft_messages import DORMANT, OWNER, PERSIST, TABLE, Message, element
+from netacct.kernel.nft_parts import Layout
 from netacct.kernel.nft_reader import NftReader
 from netacct.kernel.nft_sets import Members, NftSets, Present
 from netacct.kernel.nft_writer import NftWriter, RefusedError

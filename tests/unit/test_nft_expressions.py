@@ -7,7 +7,7 @@ import ipaddress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netacct.kernel import nft_layout as parts
+from netacct.kernel import nft_parts as parts
 from netacct.kernel.netlink import attribute, attributes, nested
 from netacct.kernel.nft_expressions import encode, same
 from netacct.kernel.nft_messages import LIST_ELEMENT, counter

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from netacct.kernel import nft_layout as nft
 from netacct.kernel import nft_many
+from netacct.kernel import nft_parts as parts
 from netacct.kernel.layout import SENTINEL
 from netacct.kernel.nft_many import width_in_set, width_of
 from netacct.kernel.plan import Plan, build
@@ -53,7 +54,7 @@ class Packet:
 class Kernel:
     """One layout while packets walk through its chains."""
 
-    layout: nft.Layout
+    layout: parts.Layout
     prefilled: Sequence[Address]
     counted: Counter[tuple[CounterKey, Address]] = field(default_factory=Counter)
 
@@ -86,24 +87,24 @@ class Kernel:
                     self._walk(away.chain, packet)
                 return
 
-    def _do(self, part: nft.Part, packet: Packet) -> None:
+    def _do(self, part: parts.Part, packet: Packet) -> None:
         match part:
-            case nft.Jump(chain):
+            case parts.Jump(chain):
                 self._walk(chain, packet)
-            case nft.Goto(chain):
+            case parts.Goto(chain):
                 raise _Away(chain)
-            case nft.Return():
+            case parts.Return():
                 raise _Away
-            case nft.Mark(value, mask):
+            case parts.Mark(value, mask):
                 if packet.mark & mask:
                     raise _EndOfRuleError
                 packet.mark |= value
-            case nft.Tally(name):
+            case parts.Tally(name):
                 self.counted[self.counters[name].key, WHOLE] += 1
-            case nft.Choose(side, content, length):
+            case parts.Choose(side, content, length):
                 found = self.contents[content].get(_cut(_end(packet, side), length, width_of))
                 raise _Away(found) if found else _EndOfRuleError
-            case nft.AddTo(side, name):
+            case parts.AddTo(side, name):
                 self._add(name, _end(packet, side))
             case _:
                 if not self._matches(part, packet):
@@ -116,24 +117,24 @@ class Kernel:
         members.add(ip)
         self.counted[self.sets[name].key, ip] += 1
 
-    def _matches(self, part: nft.Part, packet: Packet) -> bool:
+    def _matches(self, part: parts.Part, packet: Packet) -> bool:
         match part:
-            case nft.Prefix(side, network):
+            case parts.Prefix(side, network):
                 return ipaddress.ip_address(_end(packet, side)) in network
-            case nft.Member(side, content, length):
+            case parts.Member(side, content, length):
                 return _cut(_end(packet, side), length, width_in_set) in self.contents[content]
-            case nft.NotLoopback(way):
+            case parts.NotLoopback(way):
                 return (packet.came_in if way == "iif" else packet.goes_out) != 1
-            case nft.Protocol(number):
+            case parts.Protocol(number):
                 return packet.protocol == number
-            case nft.UdpPort(port):
+            case parts.UdpPort(port):
                 return packet.port == port
-            case nft.CountAt() | nft.CountOf():
+            case parts.CountAt() | parts.CountOf():
                 return self._count(part, packet)
         raise AssertionError(part)
 
-    def _count(self, part: nft.CountAt | nft.CountOf, packet: Packet) -> bool:
-        if isinstance(part, nft.CountAt):
+    def _count(self, part: parts.CountAt | parts.CountOf, packet: Packet) -> bool:
+        if isinstance(part, parts.CountAt):
             ip = _end(packet, part.side)
         else:
             ip = packet.cgroups[part.level] if part.level < len(packet.cgroups) else b""
@@ -142,7 +143,7 @@ class Kernel:
         return found
 
 
-def _end(packet: Packet, side: nft.Side) -> Address:
+def _end(packet: Packet, side: parts.Side) -> Address:
     return packet.source if side == "src" else packet.destination
 
 
