@@ -18,7 +18,7 @@ from netacct.kernel.layout import SENTINEL
 from netacct.kernel.nft_many import width_in_set, width_of
 from netacct.kernel.plan import Plan, build
 from netacct.model import TUNNEL, WHOLE, Address, CounterKey, Direction, Family, Network, Scope, cgroup_key, pack
-from netacct.policy import MarkTable, Policy, Prefix, TrafficClass, Tunnel
+from netacct.policy import MarkTable, Policy, Prefix, TrafficClass, Tunnel, local_range_fault
 
 HOST_POD = cgroup_key(7)
 NAMES = ("pod", "node", "service", "private", "internet", "storage")
@@ -298,14 +298,17 @@ def test_joining_addresses_have_room_in_the_sets_that_are_there() -> None:
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> Network:
+def networks(draw: st.DrawFn, spare_bits: int = 128) -> Network:
     """A network of either family around a few addresses, so that they nest, touch and repeat."""
     base = ipaddress.ip_address(draw(st.sampled_from(("10.244.0.0", "198.51.100.0", "fd00::", "2001:db8:5::"))))
     number = int(base) ^ draw(st.integers(0, 3)) << draw(st.integers(0, base.max_prefixlen - 8))
-    length = draw(st.integers(0, base.max_prefixlen))
+    length = draw(st.integers(max(0, base.max_prefixlen - spare_bits), base.max_prefixlen))
     spare = base.max_prefixlen - length
     kind = ipaddress.IPv4Network if base.version == 4 else ipaddress.IPv6Network
     return kind((number >> spare << spare, length))
+
+
+RANGES = networks(12).filter(lambda network: not local_range_fault(network))
 
 
 def _edges(nets: Sequence[Network]) -> Iterator[Address]:
@@ -320,7 +323,7 @@ def _edges(nets: Sequence[Network]) -> Iterator[Address]:
 @settings(deadline=None)
 @given(
     st.dictionaries(networks(), st.sampled_from(NAMES), max_size=20),
-    st.lists(networks().filter(lambda net: net.max_prefixlen - net.prefixlen <= 12), max_size=6),
+    st.lists(RANGES, max_size=6),
     st.lists(networks(), max_size=12),
     st.sampled_from(NAMES),
     st.sampled_from((0, 96)),
@@ -346,3 +349,40 @@ def test_every_address_finds_its_longest_prefix(
         host = {key.traffic: count for (key, _), count in kernel.counted.items() if key.scope is Scope.HOST}
         wanted = expected_class(rules, part.local, part.own, ip)
         assert host == {wanted: 1}, ipaddress.ip_address(ip)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(networks(), st.sampled_from(NAMES), max_size=12),
+    st.lists(RANGES, min_size=1, max_size=9),
+    st.lists(networks(), max_size=4),
+    st.sampled_from((0, 96)),
+)
+def test_a_forwarded_packet_counts_once_for_each_end_that_is_a_pod(
+    cidrs: dict[Network, str], local: list[Network], own: list[Network], few: int
+) -> None:
+    """Whatever local ranges nest or touch, each end in one counts once, in the class of the other end; no host does."""
+    rules, mine = policy(cidrs), [network.network_address.packed for network in own]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(nft_many, "FEW", few)
+        patched.setattr(nft_many, "_MOST_BLOCKS", 40)
+        plan = build(rules, local, mine, MARKS)
+        kernels = {family: kernel_of(plan, family) for family in (4, 6)}
+    for ip in _edges([*cidrs, *local, *own]):
+        part = plan.families[0 if len(ip) == 4 else 1]
+        for pod in [network.network_address.packed for network in part.local][:2]:
+            for source, destination in ((pod, ip), (ip, pod)):
+                counted = kernels[part.family].counted
+                counted.clear()
+                for hook in (FORWARD, POSTROUTING):
+                    kernels[part.family].hook(hook, Packet(source, destination))
+                wanted = Counter(
+                    (direction, expected_class(rules, part.local, part.own, peer))
+                    for direction, owner, peer in ((TX, source, destination), (RX, destination, source))
+                    if owner not in part.own and any(ipaddress.ip_address(owner) in net for net in part.local)
+                )
+                found = Counter({(key.direction, key.traffic): 0 for key, _ in counted})
+                for (key, _), count in counted.items():
+                    found[key.direction, key.traffic] += count
+                assert found == wanted, (ipaddress.ip_address(source), ipaddress.ip_address(destination))
+                assert all(key.scope in (Scope.POD, Scope.REST) for key, _ in counted)
