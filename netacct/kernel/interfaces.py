@@ -28,7 +28,7 @@ _IFINFOMSG = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _IFADDRMSG = struct.Struct("=BBBBI")  # family, prefixlen, flags, scope, index
 _IF_STATS_MSG = struct.Struct("=BxxxII")  # family, index, filter_mask
 _ATTRIBUTE = struct.Struct("=HHi")  # nlattr: length, type; a number
-_IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_LINK_NETNSID = 5, 10, 18, 37
+_IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_LINK_NETNSID = 3, 5, 10, 18, 37
 _IFLA_INFO_KIND, _IFLA_INFO_DATA = 1, 2
 _IFLA_BR_NF_CALL = {4: 36, 6: 37}  # IFLA_BR_NF_CALL_IPTABLES, _IP6TABLES
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_TARGET_NETNSID = 1, 2, 10
@@ -71,10 +71,12 @@ class Traffic(NamedTuple):
 
 
 class _Veth(NamedTuple):
+    """What tells one veth from a later one: each of the numbers may be given again, and some CNIs' names are fixed."""
+
     number: int
+    name: bytes
     peer: int
     namespace: int
-    master: int
 
 
 class Interfaces:
@@ -82,7 +84,7 @@ class Interfaces:
 
     def __init__(self) -> None:
         self._channel: socket.socket | None = None
-        self._addresses: dict[int, frozenset[Address]] = {}
+        self._addresses: dict[_Veth, frozenset[Address]] = {}
 
     def close(self) -> None:
         """Close the socket; the next question opens another."""
@@ -94,19 +96,19 @@ class Interfaces:
         """The links to these addresses. A namespace is asked for its addresses until it has one of these."""
         veths, blind = self._links()
         wanted = frozenset(wanted)
-        known = {veth.number: self._addresses.get(veth.number, frozenset()) for veth in veths}
+        known = {veth: self._addresses.get(veth, frozenset()) for veth in veths}
         asked: dict[int, Mapping[int, frozenset[Address]]] = {}
         for veth in veths:
-            if known[veth.number].isdisjoint(wanted):
+            if known[veth].isdisjoint(wanted):
                 if veth.namespace not in asked:
                     asked[veth.namespace] = self._addresses_in(veth.namespace)
-                known[veth.number] = asked[veth.namespace].get(veth.peer, frozenset())
+                known[veth] = asked[veth.namespace].get(veth.peer, frozenset())
         self._addresses = known
         found = []
-        for veth in veths:
-            held = known[veth.number] & wanted
+        for veth, master in veths.items():
+            held = known[veth] & wanted
             if held:
-                unfiltered = any(family_of(ip) in blind.get(veth.master, ()) for ip in held)
+                unfiltered = any(family_of(ip) in blind.get(master, ()) for ip in held)
                 found.append(PodLink(veth.number, held, unfiltered))
         return tuple(found)
 
@@ -122,18 +124,22 @@ class Interfaces:
                 found[index] = Traffic(_layer3(received_bytes, received), _layer3(sent_bytes, sent))
         return found
 
-    def _links(self) -> tuple[list[_Veth], dict[int, frozenset[int]]]:
-        """The veths with their other end elsewhere, and each bridge with the families that netfilter does not see."""
+    def _links(self) -> tuple[dict[_Veth, int], dict[int, frozenset[int]]]:
+        """The veths with their other end elsewhere, and whose ports they are (0: nobody's).
+
+        And each bridge, with the families that netfilter does not see there.
+        """
         unseen = frozenset(family for family in _CALLS if not _sysctl(family))
-        veths, blind = [], {}
+        veths, blind = {}, {}
         for body in self._dump(_RTM_GETLINK, _IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
             index = _IFINFOMSG.unpack_from(body)[2]
             found = rtnetlink.attributes(body, _IFINFOMSG.size)
             info = rtnetlink.attributes(found.get(_IFLA_LINKINFO, b""), 0)
             kind = info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0")
             if kind == b"veth" and _IFLA_LINK_NETNSID in found:
-                numbers = (_number(found.get(key)) for key in (_IFLA_LINK, _IFLA_LINK_NETNSID, _IFLA_MASTER))
-                veths.append(_Veth(index, *numbers))
+                peer, namespace = (_number(found.get(key)) for key in (_IFLA_LINK, _IFLA_LINK_NETNSID))
+                veth = _Veth(index, found.get(_IFLA_IFNAME, b""), peer, namespace)
+                veths[veth] = _number(found.get(_IFLA_MASTER))
             elif kind == b"bridge":
                 own = rtnetlink.attributes(info.get(_IFLA_INFO_DATA, b""), 0)
                 blind[index] = frozenset(family for family in unseen if not any(own.get(_IFLA_BR_NF_CALL[family], b"")))

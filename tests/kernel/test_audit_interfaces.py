@@ -81,6 +81,24 @@ def test_a_pod_that_is_gone_is_not_found(names: dict[str, int], interfaces: Inte
     assert interfaces._addresses_in(4711) == {}
 
 
+def test_a_number_that_another_link_has_now_says_nothing(
+    node: Node, names: dict[str, int], interfaces: Interfaces
+) -> None:
+    """A new pod's link with the number of one that went is not taken for the old pod's, whose lease may be open yet."""
+    assert len(interfaces.find(A | B)) == 2
+    late = "10.244.1.13"
+    node.netns.sh(
+        "ip link del v0",
+        f"ip link add later index {names['v0']} type veth peer name eth0 netns {node.pod.path}",
+    )
+    node.pod.sh(f"ip addr add {late}/32 dev eth0")
+    found = interfaces.find(A | B | {pack(late)})
+    assert {(link.number, link.addresses) for link in found} == {
+        (names["v0"], frozenset({pack(late)})),
+        (names["v1"], frozenset(B)),
+    }
+
+
 @pytest.mark.usefixtures("netns")
 def test_macvlan_has_no_end_on_the_node(interfaces: Interfaces) -> None:
     """A pod on a macvlan, whose frames pass no interface of the node's own, is not found."""
