@@ -109,7 +109,7 @@ class Service:
         self._idle = min(IDLE_SECONDS, (self._notifier.watchdog_seconds or 2 * IDLE_SECONDS) / 2)
         self._sources = Sources(self._config, self._queue.put)
         self._round = clock.now()
-        self._stopping = False
+        self._stopping, self._exit_code = False, 0
         self._not_before = 0.0
         self._repeats = Repeats(TROUBLE_SECONDS)
         self._agent: Agent
@@ -138,7 +138,7 @@ class Service:
                 self._notifier.stopping()
             self._agent.stop()
             self._log.info("stopped; rules stay and go on counting" if not self._agent.paused else "stopped")
-        return 0
+        return self._exit_code
 
     def _start(self, stack: contextlib.ExitStack, lock: WriterLock) -> None:
         """Start everything and leave with `stack` how to stop it. A port that is taken is found before rules change."""
@@ -148,7 +148,7 @@ class Service:
         watcher = OwnAddresses()
         own = watcher.start(self._queue.put)
         stack.callback(watcher.stop)
-        stack.callback(self._stop_sources)
+        stack.callback(lambda: self._sources.stop())  # noqa: PLW0108 -- those of then
         self._files.start()
         stack.callback(self._files.stop)
         self._agent.found_ranges(self._sources.start().networks)
@@ -160,9 +160,6 @@ class Service:
         control.start()
         stack.callback(control.stop)
         self._holding = Holding(lock, control)
-
-    def _stop_sources(self) -> None:
-        self._sources.stop()
 
     def _health(self) -> Mapping[str, Health]:
         return self._sources.health()
@@ -316,6 +313,15 @@ class Service:
     def _reload(self, *, asked: bool) -> None:
         """Take a new configuration, or keep the old one whole. `asked`: somebody wants it, whatever has changed."""
         self._notifier.reloading()
+        try:
+            self._read_anew(asked=asked)
+        except Exception:  # that nobody foresaw
+            self._agent.reload_failed()
+            raise
+        finally:
+            self._notifier.ready(self._agent.status())
+
+    def _read_anew(self, *, asked: bool) -> None:
         mark, lists = self._files.mark(), ListFiles(self._config.state_dir)
         config: Config | None = None
         try:
@@ -338,7 +344,6 @@ class Service:
                 lists.keep()
             if lists.stale or not named:
                 self._agent.reload_failed()
-        self._notifier.ready(self._agent.status())
 
     def _must_choose(self, config: Config) -> bool:
         """Whether the datapath, or whether one may count here at all, is to be decided anew."""
@@ -358,11 +363,18 @@ class Service:
             self._log.warning("this change needs a restart", key=key)
         self._config = config
         if restart:  # also where nothing changed, if asked: a reload is how to make them look
+            self._restart_sources(config)
+        self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
+
+    def _restart_sources(self, config: Config) -> None:
+        try:
             earlier, self._sources = self._sources, Sources(config, self._queue.put)
             earlier.stop()
             self._queue.put(self._sources.start(earlier))
             self._queue.put(FoundCluster(self._sources.start_cluster()))
-        self._log.info("reloaded", policy=policy.name, policy_hash=policy.hash)
+        except Exception:  # noqa: BLE001 -- whatever it was (no descriptors, no threads), half of them do not run now
+            self._log.exception("the sources cannot be started anew: this process ends, for another one to do that")
+            self._stopping, self._exit_code = True, 1
 
 
 def _is_in_file(config: Config) -> bool:

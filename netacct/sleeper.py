@@ -33,12 +33,20 @@ class Sleeper:
         self._wake = -1
 
     def start(self, run: Callable[[], None]) -> None:
-        """Start the thread. `run` is what it does: it calls `sleep`, and returns when that says `STOP`."""
+        """Start the thread. `run` is what it does: it calls `sleep`, and returns when that says `STOP`.
+
+        Raises OSError without descriptors, and RuntimeError without threads.
+        """
         self._stopping = False
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
         with self._lock:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:
+                os.close(self._wake)
+                raise
+            self._thread = thread
 
     def wake(self) -> None:
         """End the thread's sleep, or its next one. From any thread; without effect where it does not run."""

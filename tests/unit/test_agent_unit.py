@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import socket
+import threading
 import time
 from pathlib import Path
 
@@ -257,6 +259,36 @@ def test_a_reload_that_the_kernel_refuses_is_shown_as_failed(node: Node, monkeyp
     monkeypatch.setattr(worker, "_load", load)
     worker._reload(asked=True)
     assert worker._agent.view().config_last_reload_successful is False
+
+
+def test_a_reload_that_fails_as_nobody_foresaw_ends_for_systemd_too(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The unit does not stay `reloading`, and the reload is shown as failed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        worker = service(node, node.begin())
+        monkeypatch.setattr(worker, "_load", lambda: None)
+        with pytest.raises(AttributeError):
+            worker._reload(asked=True)
+        assert [manager.recv(4096).split(b"\n")[0] for _ in range(2)] == [b"RELOADING=1", b"READY=1"]
+    assert worker._agent.view().config_last_reload_successful is False
+
+
+def test_sources_that_cannot_be_started_anew_end_the_process(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without threads a reload would leave a node without sources; what is started in its place has all of them."""
+    worker = service(node, node.begin())
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    worker._take(node.config, node.policy, restart=True)
+    worker._sources.stop()
+    assert worker._stopping
+    assert worker._exit_code == 1
 
 
 @pytest.mark.parametrize("left", ["", "# policy: mine\n"])
