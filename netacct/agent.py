@@ -31,7 +31,7 @@ from netacct.marking import Marking
 from netacct.model import Address, Network
 from netacct.moving import FindOther, no_other
 from netacct.policy import Policy, Prefix
-from netacct.rivals import Rivals, all_differences
+from netacct.rivals import Rivals, all_differences, outcome
 from netacct.silence import Silence
 
 SHARED_SECONDS = 1.0
@@ -196,7 +196,7 @@ class Agent:
             self._datapath.position.forget()
             self._install()
             self._repairs += 1
-        return [f"repaired: {words}" for words in found]
+        return outcome(self._datapath, found)
 
     def differences(self) -> list[str]:
         """How the kernel differs from what it should be; changes nothing. Raises DatapathError."""

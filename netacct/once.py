@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from netacct import choosing, desired, log, policy_file, providers, sources
+from netacct import choosing, desired, log, policy_file, providers, rivals, sources
 from netacct.accounting.store import Store
 from netacct.agent import Agent
 from netacct.books import Books
@@ -77,7 +77,7 @@ def apply(config: Config) -> list[str]:
     found = agent.start(own_addresses(), sources.once(config))
     if datapath.name in there:
         gone = [f"took away rules and counters of the datapath {name}" for name in there - {datapath.name}]
-        return [*gone, *(f"repaired: {words}" for words in found)]
+        return gone + rivals.outcome(datapath, found)
     return [f"moved from {name} to {datapath.name}" for name in there] or ["installed"]
 
 

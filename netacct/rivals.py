@@ -41,6 +41,13 @@ def all_differences(datapath: Datapath) -> list[str]:
     return datapath.verify() + [str(rival) for rival in datapath.position.shadows()]
 
 
+def outcome(datapath: Datapath, found: list[str]) -> list[str]:
+    """What came of repairing `found`, in words: what others do to our rules may still be so. Raises DatapathError."""
+    left = all_differences(datapath) if found else []
+    repaired = [f"repaired: {words}" for words in found if words not in left]
+    return repaired + [f"still there: {words}" for words in left]
+
+
 def blind_spots(datapath: Datapath) -> Mapping[str, bool]:
     """`netacct_blind_spot`, as of the last verification: reason -> whether it holds."""
     return {"shadowed": bool(datapath.position.shadows())}

@@ -93,6 +93,19 @@ def test_what_would_be_removed_is_shown_whatever_is_wrong(lab: AgentLab) -> None
     assert lab.command("rules", "remove").stdout == "removed\n"
 
 
+def test_what_no_repair_can_mend_is_not_called_repaired(lab: AgentLab) -> None:
+    """With an agent and without, `apply` tells what it repaired from rules of others that still lead into ours."""
+    lab.command("rules", "apply")
+    sh("iptables-legacy -t mangle -N THEIRS", "iptables-legacy -t mangle -A THEIRS -j NETACCT-TX")
+    left = "still there: IPv4: chain NETACCT-TX: a rule that is not ours leads there\n"
+    assert lab.command("rules", "apply").stdout == left
+    sh("ipset flush nacc4-tx-internet")
+    *mended, last = lab.command("rules", "apply").stdout.splitlines(keepends=True)
+    assert ({line.partition(":")[0] for line in mended}, last) == ({"repaired"}, left)
+    lab.start()
+    assert lab.command("rules", "apply").stdout == left
+
+
 def test_what_is_counted_without_an_agent_is_booked(lab: AgentLab) -> None:
     """Bytes counted between `rules apply` and `rules remove` are in the totals of the agent that comes later."""
     lab.command("rules", "apply")
