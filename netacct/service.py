@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import netacct
-from netacct import choosing, clock, log
+from netacct import choosing, clock, log, marking
 from netacct.agent import Agent
 from netacct.config import DEFAULT_PATH, Config
 from netacct.control import Command, ControlServer, WriterLock, sole_writer
@@ -331,6 +331,7 @@ class Service:
                 raise ConfigError(self._path, "", "says nothing any more", "any key; SIGHUP to have all defaults")
             policy, named = load_policy(config, lists)
             if self._must_choose(config):
+                marking.of_agent(config, policy)  # for what `reconfigure` refuses, nothing shall have moved
                 self._choose_anew(config)
             self._agent.reconfigure(config, policy)
         except (NetacctError, OSError) as error:  # who lacks descriptors has not reloaded either
@@ -384,10 +385,7 @@ def _is_in_file(config: Config) -> bool:
 
 def _fixed(old: Config, new: Config) -> list[str]:
     """The changed keys that a running agent cannot follow."""
-    pairs = {
-        "state_dir": (old.state_dir, new.state_dir),
-        "web": (old.web, new.web),
-    }
+    pairs = {"state_dir": (old.state_dir, new.state_dir), "web": (old.web, new.web)}
     return [key for key, (was, now) in pairs.items() if was != now]
 
 

@@ -12,11 +12,13 @@ import pytest
 import structlog
 from agentnode import INTERNET, A, Node, pods
 
-from netacct import clock, config, marking, policy_file
+from netacct import choosing, clock, config, marking, policy_file
 from netacct.agent import Agent
 from netacct.config import Config
 from netacct.control import Command
 from netacct.errors import DatapathError, NetacctError
+from netacct.kernel.detect import Choice, Facts
+from netacct.kernel.fake import FakeDatapath, FakeKernel
 from netacct.model import pack
 from netacct.service import Scrape, Service
 
@@ -289,6 +291,28 @@ def test_sources_that_cannot_be_started_anew_end_the_process(node: Node, monkeyp
     worker._sources.stop()
     assert worker._stopping
     assert worker._exit_code == 1
+
+
+def test_a_reload_that_cannot_set_marks_moves_to_no_other_datapath(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration that is refused for its marks has not taken away the rules of the datapath of before."""
+    agent = node.begin()
+    worker = service(node, agent)
+    worker._datapath = before = node.datapath  # type: ignore[assignment]  # which has nothing to close
+    other = FakeDatapath(FakeKernel())
+    other.name = "another"
+    other.close = lambda: None  # type: ignore[attr-defined]  # as above
+
+    def refuse(*_: object) -> None:
+        raise DatapathError("marks.mode is on, but a rule sets bits of the mask")
+
+    monkeypatch.setattr(marking, "decide", refuse)
+    monkeypatch.setattr(choosing, "choose", lambda _: (Choice("another", "it suits", Facts()), other))
+    changed = node.configure(datapath="nftables")
+    worker._load = lambda: changed
+    worker._reload(asked=True)
+    assert agent._datapath is before
+    assert "remove" not in node.calls
+    assert agent.view().config_last_reload_successful is False
 
 
 @pytest.mark.parametrize("left", ["", "# policy: mine\n"])
