@@ -409,10 +409,11 @@ def test_a_ruleset_that_was_saved_with_ours_is_found(
     save: str,
     load: str,
 ) -> None:
-    """A saved ruleset with ours in it, which cannot be loaded again, is found; one without, or in a comment, is not."""
+    """A saved ruleset with ours in it, which cannot be loaded again, is found; one that only names them is not."""
     del netns
     (tmp_path / file).parent.mkdir(parents=True)
-    support.sh(f"{save} > {tmp_path / file}", f"echo '# table ip netacct, -j NETACCT-TX' >> {tmp_path / file}")
+    others = "# table ip netacct, -j NETACCT-TX\\ndestroy table ip netacct\\n"
+    support.sh(f"{save} > {tmp_path / file}", f"printf '{others}' >> {tmp_path / file}")
     assert saved.rulesets(tmp_path) == ()
     with contextlib.closing(datapath()) as ours:
         ours.install(support.plan())

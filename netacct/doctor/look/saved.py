@@ -14,7 +14,8 @@ _PATTERNS = (
     "etc/iptables/ip*tables.rules",  # Arch
     "etc/sysconfig/ip*tables",  # iptables-services
 )
-_OURS = re.compile(rb"^[^#\n]*(?:\bNETACCT-|\btable ip6? netacct\b)", re.MULTILINE)
+_OURS = re.compile(rb"^(?:[^#\n]*\bNETACCT-|[ \t]*table ip6? netacct\b)", re.MULTILINE)
+"""As what ran is listed; who writes `destroy table ip netacct` leaves ours out."""
 
 
 def rulesets(root: Path = Path("/")) -> tuple[str, ...]:
