@@ -29,6 +29,7 @@ REQUEST_LIMIT = 1 << 16
 ANSWER_LIMIT = 1 << 26
 REQUEST_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 60.0
+_SUN_PATH = 107
 
 PAUSED = "rules are removed, until `netacct rules apply`"
 """The one difference that an agent tells which was asked to remove its rules."""
@@ -65,7 +66,8 @@ class ControlServer:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._path.unlink(missing_ok=True)  # the lock is ours, so whoever made it is gone
-            self._socket.bind(str(self._path))
+            with _sockaddr(self._path) as name:
+                self._socket.bind(name)
             self._path.chmod(0o600)
             self._socket.listen(8)
             self._file = _file_at(self._path)
@@ -135,7 +137,8 @@ def ask(state_dir: Path, command: str, *, patience: float = ANSWER_TIMEOUT + REQ
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(patience)
         try:
-            connection.connect(str(state_dir / SOCKET))
+            with _sockaddr(state_dir / SOCKET) as name:
+                connection.connect(name)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
             raise NoAgentError(f"no agent is running (nothing listens on {state_dir / SOCKET})") from error
         except PermissionError as error:
@@ -197,6 +200,19 @@ def sole_writer(state_dir: Path) -> Iterator[WriterLock]:
     """Hold the writer's lock for the length of a `with` block. Errors: as for `WriterLock`."""
     with contextlib.closing(WriterLock(state_dir)) as lock:
         yield lock
+
+
+@contextlib.contextmanager
+def _sockaddr(path: Path) -> Iterator[str]:
+    """What names a socket to the kernel: `sun_path` holds 107 bytes (unix(7)), so a longer path by its directory."""
+    if len(os.fsencode(path)) <= _SUN_PATH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def _file_at(path: Path) -> File | None:
