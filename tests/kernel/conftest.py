@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import support
+
+from netacct.kernel.iptables import IptablesDatapath
+from netacct.kernel.nftables import NftablesDatapath
+from netacct.model import Snapshot
 
 _NETNS = pytest.StashKey[support.Netns]()
 
@@ -21,6 +27,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     netns.run(lambda: pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.fixture(autouse=True)
+def _never_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that forgot its namespace fails before it leaves rules on this machine."""
+    for datapath in (IptablesDatapath, NftablesDatapath):
+        monkeypatch.setattr(datapath, "install", _private(datapath.install))
+
+
+def _private(method: Callable[..., Snapshot]) -> Callable[..., Snapshot]:
+    @functools.wraps(method)
+    def guarded(*arguments: Any, **options: Any) -> Snapshot:
+        assert support.in_private_namespace(), "rules are not installed in the host's own network namespace"
+        return method(*arguments, **options)
+
+    return guarded
 
 
 @pytest.fixture

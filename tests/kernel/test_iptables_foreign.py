@@ -332,10 +332,6 @@ def test_a_set_that_others_use_keeps_its_values(node: Node, datapath: IptablesDa
     assert datapath.verify() == ["set nacc4-tx-storage is left over"]
 
 
-HOLDER = 'exec 9>"$XTABLES_LOCKFILE" && flock 9 && echo held && exec cat'
-
-
-@pytest.mark.usefixtures("netns")
 def test_a_chain_of_others_that_leads_into_ours_is_told(node: Node, datapath: IptablesDatapath) -> None:
     """What counts twice because somebody renamed a chain of ours, or jumps to one, is a difference until they stop."""
     datapath.install(plan())
@@ -356,6 +352,10 @@ def test_a_chain_of_others_that_leads_into_ours_is_told(node: Node, datapath: Ip
     assert datapath.verify() == []
 
 
+HOLDER = 'exec 9>"$XTABLES_LOCKFILE" && flock 9 && echo held && exec cat'
+
+
+@pytest.mark.usefixtures("netns")
 def test_the_lock_is_waited_for_and_its_holder_named() -> None:
     """While somebody holds the xtables lock, an install gives up in time, names the holder, and changes no rule."""
     with subprocess.Popen(["sh", "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
