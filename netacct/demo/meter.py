@@ -74,6 +74,11 @@ class Agent:
         self._await(lambda: bool(self._get("/readyz")), _START, "is not ready")
         self._await_pods(pods)
 
+    def datapath(self) -> str:
+        """What it counts by."""
+        samples = exposition.samples(self._get("/metrics"))
+        return next(labels["datapath"] for name, labels, _ in samples if name == "netacct_build_info")
+
     def follow(self, pods: Collection[str]) -> None:
         """Rewrite pods.yaml, and wait until the agent shows every pod that is in it."""
         self._write_pods(pods)

@@ -77,6 +77,7 @@ def perform(
             stage = Stage(topology, agent)
             say("starting the agent")
             agent.start(stage.pods)
+            say(f"it counts by {agent.datapath()}")
             rows = stage.play(say)
             report(rows)
             if keep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def test_every_series_is_exact(temporary: Path, pods: str) -> None:
     demo = start(temporary, "-o", "json", f"--pods={pods}")
     out, err = demo.communicate(timeout=120)
     assert demo.returncode == 0, out + err
+    assert re.search("^netacct demo: it counts by (iptables|nftables)$", err, re.MULTILINE)
     document = json.loads(out)
     assert document["exact"] is True
     assert {frozenset(series) for series in document["series"]} == {frozenset(KEYS)}
