@@ -7,24 +7,12 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 import pytest
-import structlog
 
 from netacct import log
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    """Leave structlog and the standard library's root logger as they were."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
 
 
 class Terminal(io.StringIO):
