@@ -137,7 +137,7 @@ class Hub:
                 undo.callback(made.close)
                 self._reader.start(lambda: self._read(made))
                 undo.pop_all()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the latter where no thread can be started
             self._warn(_NONE, error)
             self._lacking = True
             return False
@@ -198,7 +198,7 @@ class Hub:
                 self._inotify.unwatch(number)
             self._unheld.clear()
 
-    def _warn(self, what: str, error: OSError) -> None:
+    def _warn(self, what: str, error: Exception) -> None:
         if self._repeats.due(what):
             self._log.warning(what, error=str(error))
 

@@ -107,6 +107,26 @@ def test_the_instance_lives_from_the_first_share_to_the_last(hub: Hub) -> None:
         assert (instances(), threads()) == before
 
 
+def test_without_a_thread_there_is_no_instance(hub: Hub, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that came when no thread could be started is told once there is one, and leaves nothing behind."""
+    before = instances(), threads()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        share = hub.share()
+        assert not share.ready()
+        assert instances() == before[0]
+    assert share.ready()
+    share.watch(str(place))
+    (place / "a").write_text("x")
+    assert until(share, named("a"))
+    share.close()
+    assert (instances(), threads()) == before
+
+
 def test_a_directory_of_two_is_watched_until_both_gave_it_up(hub: Hub, place: Path) -> None:
     """Two who watch one directory get one number and each event both; when one leaves, the other goes on."""
     one, two = hub.share(), hub.share()
